@@ -1,7 +1,7 @@
 """Is the right advice among the first three for planted flaws, is there none for sound programs, and is it kept?
 
 Each program of `flaws/` is recorded with its flaw, asked about with timings of its calls, and the best piece of advice
-that names the flaw is tried in turns. Eleven programs without a flaw are asked about too. All but `memory_given_back`
+that names the flaw is tried in turns. The programs of `SOUND` are asked about without it. All but `memory_given_back`
 run with an allocator that keeps free memory: else that would be a second flaw of each program with large tensors. What
 is done stays in `--out`, so a run goes on where it was stopped.
 
@@ -100,6 +100,12 @@ PLANTED: Mapping[str, Flaw] = {
     "inverse_to_multiply": Flaw(("inverse",)),
     "sort_for_a_few": Flaw(("sort-for-few",)),
     "collecting_garbage": Flaw(("between",), ("gc.collect",)),
+    "heads_as_layers": Flaw(("narrow-layers",)),
+    "gelu_by_hand": Flaw(("written-out", "fusion"), ("gelu",)),
+    "normalised_by_hand": Flaw(("written-out", "fusion"), ("norm",)),
+    "positions_made_again": Flaw(("constants",)),
+    "mask_as_index": Flaw(("mask-indexing",)),
+    "softmax_before_argmax": Flaw(("largest",)),
 }
 AS_INSTALLED = ("memory_given_back",)
 """Programs that run without `turns.KEEPING`."""
@@ -107,7 +113,7 @@ AS_INSTALLED = ("memory_given_back",)
 SOUND = (
     "onednn_off", "contiguous_layout", "attention_by_hand", "norm_not_folded", "clone_in_blocks", "casts_to_double",
     "computed_twice", "loop_over_samples", "one_thread", "sleep_in_a_module", "memory_given_back",
-    "half_on_a_processor", "products_by_broadcasting",
+    "half_on_a_processor", "products_by_broadcasting", "gelu_by_hand", "normalised_by_hand", "positions_made_again",
 )  # fmt: skip
 """Programs that are clean without their flaw."""
 

@@ -175,31 +175,3 @@ def test_a_matrix_that_is_inverted_to_multiply_is_told_with_two_thirds_of_its_ti
 )
 def test_inverses_that_no_product_takes_are_not_told(lines: tuple[tuple[str, object], ...]) -> None:
     assert asked(shaped(*lines), "inverse") == []
-
-
-def sliced(end: int, *more: str, dim: int = 1) -> list[Advice]:
-    """Return what is said of a sort of 20,000 values of which a slice takes some."""
-    told = json.dumps({"input_scalars": [None, dim, 0, end, 1]}, separators=(",", ":"))
-    return asked(
-        inside(
-            "op aten::sort 1000-3000 dtype=float input_shapes=[[16,20000],[],[]]",
-            f"op aten::slice 3000-3010 dtype=float input_shapes=[[16,20000],[],[],[],[]] attributes={told}",
-            *more,
-        ),
-        "sort-for-few",
-    )
-
-
-def test_a_sort_for_a_few_values_is_told_with_all_of_its_time() -> None:
-    (piece,) = sliced(5)
-    assert "20,000 values are sorted to take 5" in piece.what
-    assert piece.gain.value == pytest.approx(2.0)
-    assert "torch.topk" in piece.do
-    assert sliced(-19_995)[0].what == piece.what
-    assert len(sliced(5, dim=-1)) == 1
-
-
-def test_sorts_that_are_used_otherwise_are_not_told() -> None:
-    assert sliced(9_000) == []
-    assert sliced(5, dim=0) == []
-    assert sliced(5, "op aten::cumsum 3010-3500 dtype=float input_shapes=[[16,20000],[]]") == []

@@ -168,3 +168,13 @@ def test_a_program_that_gets_its_memory_anew_is_told_so(tmp_path: Path) -> None:
     (row,) = (dict(zip(found.columns, each, strict=True)) for each in found.fetchall())
     assert pages <= row["page_faults"] < 1.5 * pages
     assert 0 < row["system_ms"] < row["iteration_ms"] * (os.cpu_count() or 1)
+
+
+def test_calls_inside_another_one_take_no_longer_than_it() -> None:
+    trace = counted(0, 0.0)
+    trace.con.execute("CREATE OR REPLACE TEMP TABLE merged AS SELECT * FROM merged")
+    trace.con.execute("UPDATE merged SET true_ns = CASE WHEN name = 'net.a' THEN raw_ns / 5 ELSE raw_ns END")
+    found = {each.name: each for each in calls.every(advise.Asked(trace))}
+    assert found["net.a"].ns / MS == pytest.approx(4.87 / 5)
+    assert found["net.a"].inside[0].ns / MS == pytest.approx(4.87 / 5), "it was recorded when all took longer"
+    assert found["net.b"].inside[0].ns / MS == pytest.approx(4.95)

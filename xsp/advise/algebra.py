@@ -11,7 +11,6 @@ from xsp.advise.advice import MOST_SPANS, Advice, Asked, Interval, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind
-from xsp.store.selftimes import BOOKKEEPING
 
 PRODUCTS = ("aten::matmul", "aten::mm", "aten::mv")
 
@@ -40,7 +39,7 @@ def product_order(asked: Asked) -> Iterator[Advice]:
     for around in calls.every(asked):
         if around.is_op or around.kind == Kind.BACKWARD or around.phase == "backward":
             continue
-        busy = [each for each in around.inside if not each.is_op or _computes(each)]
+        busy = [each for each in around.inside if each.computes]
         for at, (first, second) in enumerate(pairwise(busy)):
             sizes = _sizes(first, second)
             if sizes is not None and not _is_used(sizes, busy[at + 2 :]):
@@ -96,10 +95,6 @@ def _matrix(shapes: list[object], at: int) -> tuple[int, ...] | None:
     if not isinstance(shape, list) or len(shape) not in (1, 2) or not all(type(size) is int for size in shape):
         return None
     return tuple(shape)
-
-
-def _computes(call: Call) -> bool:
-    return call.name.removeprefix("aten::") not in BOOKKEEPING
 
 
 @question("dense-gradient", "Is the gradient of a large table made dense for a few of its rows?", number="Q4")
@@ -231,7 +226,7 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
     for around in calls.every(asked):
         if around.is_op or around.kind == Kind.BACKWARD or around.phase == "backward":
             continue
-        busy = [each for each in around.inside if not each.is_op or _computes(each)]
+        busy = [each for each in around.inside if each.computes]
         for at, first in enumerate(busy):
             those = _summed(first, busy[at + 1 :])
             if those:
@@ -239,7 +234,8 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
                 named = " and ".join("×".join(map(str, each)) for each in shapes)
                 found.setdefault((first.name, named), []).append(those)
     for (name, of), chains in found.items():
-        every = [each for those in chains for each in those]
+        forward = [each for those in chains for each in those]
+        every = [*forward, *calls.gradients(asked, forward)]
         ms = sum(each.ns for each in every) / 1e6
         if ms < calls.LEAST_MS:
             continue
@@ -248,12 +244,12 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
         yield Advice(
             "broadcast-product",
             f"{what} of {of} are written, {made:,} of them, and summed up",
-            calls.places(every),
+            calls.places(forward),
             calls.interval(ms, calls.ends(asked, every)).within(whole),
             True,
             100 * ms / whole,
             (
-                f"{len(every)} calls take {ms:.3g} ms, and their gradients as many again where they are trained",
+                f"{len(forward)} calls{' and their gradients' * (len(every) > len(forward))} take {ms:.3g} ms",
                 "shapes tell it: it holds where the sum is over what both factors have in common",
             ),
             f"{do}; results differ by rounding",
@@ -324,57 +320,3 @@ def inverse(asked: Asked) -> Iterator[Advice]:
         "the loop, where the matrix stays the same",
         "results differ by rounding, and are more exact",
     )
-
-
-_SORTS = ("aten::sort", "aten::argsort")
-_PARTS = ("aten::slice", "aten::select")
-
-FEW = 0.1
-"""Of the sorted values, that may be taken at most for a sort to be worth a line."""
-
-
-@question("sort-for-few", "Is a whole dimension sorted to take a few values?", number="Q4")
-def sort_for_few(asked: Asked) -> Iterator[Advice]:
-    """Sorts of which slices alone are used, and of these the narrowest takes a tenth of the values or less."""
-    whole = calls.step_ms(asked)
-    found: list[Call] = []
-    most, of = 0, 0
-    for around in calls.every(asked):
-        for at, each in enumerate(around.inside if not around.is_op else ()):
-            size = each.first_shape
-            if each.name not in _SORTS or size is None:
-                continue
-            later = [one for one in around.inside[at + 1 :] if one.is_op and one.first_shape == size]
-            parts = [_taken(one) for one in later if one.name in _PARTS]
-            few = min((part for part in parts if part is not None), default=size[-1])
-            if later and all(one.name in _PARTS for one in later) and few <= FEW * size[-1]:
-                found.append(each)
-                most, of = max(most, few), max(of, size[-1])
-    ms = sum(each.ns for each in found) / 1e6
-    if ms < calls.LEAST_MS:
-        return
-    yield Advice(
-        "sort-for-few",
-        f"{of:,} values are sorted to take {most:,} of them",
-        calls.places(found),
-        calls.interval(ms, calls.ends(asked, found)).within(whole),
-        True,
-        100 * ms / whole,
-        (f"{len(found)} sort{'s' * (len(found) > 1)} take{'s' * (len(found) == 1)} {ms:.3g} ms",),
-        "torch.topk(values, k) finds the largest (largest=False: the smallest) without sorting the others; "
-        "torch.max or torch.kthvalue for one",
-    )
-
-
-def _taken(call: Call) -> int | None:
-    """Return how many values of the last dimension a slice takes; None where it is of another one, or not told."""
-    size, told = call.first_shape or (), call.scalars
-    if len(told) < 3 or type(told[1]) is not int or not size or told[1] % len(size) != len(size) - 1:
-        return None
-    if call.name == "aten::select":
-        return 1
-    first, last = (
-        min(size[-1], max(0, each + size[-1] * (each < 0))) if type(each) is int else default
-        for each, default in ((told[2], 0), (told[3] if len(told) > 3 else None, size[-1]))
-    )
-    return max(0, last - first)

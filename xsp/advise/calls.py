@@ -17,7 +17,7 @@ from xsp.advise import steptime
 from xsp.advise.advice import MOST_SPANS, Asked, Interval, OfOthers, Place
 from xsp.errors import AnalysisError
 from xsp.schema import GIVEN, SCALARS, Kind, Level
-from xsp.store.selftimes import NS
+from xsp.store.selftimes import BOOKKEEPING, NS
 from xsp.store.trace import Trace
 
 MOST_CALLS = 500_000
@@ -72,6 +72,11 @@ class Call:
         return self.is_op and (self.around is None or not self.around.is_op)
 
     @property
+    def computes(self) -> bool:
+        """Whether it is more than an operator that looks at memory in another way."""
+        return not self.is_op or self.name.removeprefix("aten::") not in BOOKKEEPING
+
+    @property
     def module(self) -> str | None:
         """The name of the innermost module around it, or its own."""
         at: Call | None = self
@@ -86,6 +91,11 @@ class Call:
         if not isinstance(first, list) or not first or not all(type(size) is int for size in first):
             return None
         return tuple(first)
+
+    def takes(self, size: Sequence[int]) -> bool:
+        """Return whether it is given a tensor of that shape, by itself or in a list of tensors."""
+        wanted = [*size]
+        return any(isinstance(each, list) and (each == wanted or wanted in each) for each in self.shapes)
 
     @cached_property
     def given(self) -> tuple[int, ...]:
@@ -132,6 +142,13 @@ def every(asked: Asked) -> Iterator[Call]:
     """Yield all calls of the merged step; raises as `of`."""
     for root in of(asked):
         yield from root.every()
+
+
+def gradients(asked: Asked, those: Sequence[Call]) -> list[Call]:
+    """Return the nodes of backward passes that compute gradients of operators, by autograd's sequence numbers."""
+    numbers = {each.sequence_nr for one in those for each in one.every()} - {None}
+    passes = (each for each in every(asked) if each.kind == Kind.BACKWARD)
+    return [each for one in passes for each in one.inside if numbers and each.sequence_nr in numbers]
 
 
 def _trees(asked: Asked) -> list[Call]:
@@ -181,17 +198,21 @@ def _trees(asked: Asked) -> list[Call]:
 
 
 def _fit(step: Call, whole_ns: float) -> None:
-    """Make the times of a step's calls shares of the bare step, where together they are longer.
+    """Make the times of a step's calls shares of the bare step, and of the call around them, where they are longer.
 
     Recorded steps are disturbed by more than what spans cost: memory that goes back to the system after one of them
-    was seen to make calls three times as long as in steps that ran bare.
+    was seen to make calls three times as long as in steps that ran bare. Outer calls are known from shallower
+    recordings too, which are disturbed less.
     """
     together = max(step.ns, sum(each.ns for each in step.inside))
-    if not 0 < whole_ns < together:
-        return
-    for each in step.every():
-        each.ns *= whole_ns / together
-    step.ns = whole_ns
+    pending = [(step, whole_ns / together if 0 < whole_ns < together else 1.0)]
+    while pending:
+        around, share = pending.pop()
+        around.ns *= share
+        inside_ns = share * sum(each.ns for each in around.inside)
+        if 0 < around.ns < inside_ns:
+            share *= around.ns / inside_ns
+        pending += [(each, share) for each in around.inside]
 
 
 def _share(trace: Trace) -> float:

@@ -10,7 +10,6 @@ from xsp.advise.advice import Advice, Asked, Interval, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Level
-from xsp.store.selftimes import BOOKKEEPING
 
 SYNC = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
 
@@ -65,8 +64,7 @@ def _with_indexing(around: Call, reads: Sequence[Call]) -> tuple[list[Call], flo
     kept: list[Call] = []
     gaps, last_ns, pending = 0.0, None, []
     for each in around.inside:
-        stem = each.name.removeprefix("aten::")
-        if each in reads or (each.is_op and stem in BOOKKEEPING):
+        if each in reads or not each.computes:
             pending.append(each)
             if each in reads:
                 for one in pending:
@@ -155,6 +153,83 @@ def _sizes(call: Call) -> list[int]:
     return [math.prod(each) for each in first if each] if known and isinstance(first, list) else []
 
 
+NARROW_SHARE = 0.5
+"""Of the time of linear layers that take the same tensor, that one layer in their place is expected to take at most."""
+
+LEAST_LAYERS = 3
+
+
+@question("narrow-layers", "Do several linear layers take the same tensor, each too narrow to be fast?", number="Q5")
+def narrow_layers(asked: Asked) -> Iterator[Advice]:
+    """Linear layers in one module that take the same tensor: one layer with all their outputs is one product.
+
+    Which tensors are the same is told by a step that describes (`xsp.schema.GIVEN`). One layer is expected to take what
+    its multiplications take, or its elements, at the best rates of linear layers of the step, whichever is more.
+    """
+    whole = calls.step_ms(asked)
+    linear = [each for each in calls.every(asked) if each.type == "Linear" and each.level == Level.LAYER]
+    timed = [each for each in linear if each.ns > 0]
+    rates = [max((_work(each)[what] / each.ns for each in timed), default=0.0) for what in (0, 1)]
+    found: dict[str, list[list[Call]]] = {}
+    for those in _of_one_tensor(linear):
+        if 0 < _together_ns(those, rates) < NARROW_SHARE * sum(each.ns for each in those):
+            found.setdefault(those[0].around.type or "the step" if those[0].around else "the step", []).append(those)
+    for name, several in found.items():
+        every = [each for those in several for each in those]
+        nodes = calls.gradients(asked, every)
+        forward_ms, backward_ms = (sum(each.ns for each in those) / 1e6 for those in (every, nodes))
+        ms = forward_ms + backward_ms
+        gain = ms * (1 - sum(_together_ns(those, rates) for those in several) / 1e6 / forward_ms)
+        if gain < calls.LEAST_MS or 100 * gain / whole < LEAST_PERCENT:
+            continue
+        yield Advice(
+            "narrow-layers",
+            f"{len(several[0])} linear layers take the same tensor in {name}"
+            + (f", and so in {len(several)} places" if len(several) > 1 else ""),
+            calls.places(every),
+            calls.interval(gain, calls.ends(asked, [*every, *nodes])).within(whole),
+            True,
+            100 * gain / whole,
+            (
+                f"{len(every)} calls{' and their gradients' * bool(nodes)} take {ms:.3g} ms, {ms - gain:.3g} ms at the "
+                "best rates of linear layers in the step",
+            ),
+            "one Linear with the outputs of all, then .chunk or .view: the weights are theirs, one below the other",
+        )
+
+
+def _of_one_tensor(linear: Sequence[Call]) -> Iterator[list[Call]]:
+    """Yield the layers that are given the same tensor inside the same call."""
+    groups: dict[tuple[str | None, tuple[int, ...]], list[Call]] = {}
+    for each in linear:
+        if each.given and each.phase != "backward":
+            groups.setdefault((each.around.span_id if each.around else None, each.given), []).append(each)
+    for those in groups.values():
+        if len({each.name for each in those}) >= LEAST_LAYERS:
+            yield those
+
+
+def _together_ns(those: Sequence[Call], rates: Sequence[float]) -> float:
+    """Return what one layer takes in the place of several that take the same tensor; 0 where that is not known."""
+    work = [_work(each) for each in those]
+    if not all(products for products, _ in work) or not all(rates):
+        return 0.0
+    given = math.prod(those[0].first_shape or (0,)) * (len(those) - 1)  # which each of them reads
+    return max(sum(products for products, _ in work) / rates[0], (sum(size for _, size in work) - given) / rates[1])
+
+
+def _work(layer: Call) -> tuple[int, int]:
+    """Return a linear layer's multiplications, and its elements that are read or written; zeros where not known."""
+    for each in layer.inside:
+        if each.name == "aten::linear" and each.first_shape and len(each.shapes) > 1:
+            weight = each.shapes[1]
+            if isinstance(weight, list) and len(weight) == 2 and all(type(size) is int for size in weight):
+                outputs, inputs = (int(str(size)) for size in weight)
+                rows = math.prod(each.first_shape[:-1])
+                return rows * inputs * outputs, rows * (inputs + outputs) + inputs * outputs
+    return 0, 0
+
+
 CELLS = ("LSTMCell", "GRUCell", "RNNCell")
 
 
@@ -236,7 +311,7 @@ def _slices(shape: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
 
 
 def _is_small(call: Call) -> bool:
-    return call.name.removeprefix("aten::") in BOOKKEEPING or call.name in SYNC
+    return not call.computes or call.name in SYNC
 
 
 def _picks(around: Call, count: int) -> bool:

@@ -1,4 +1,4 @@
-"""What is computed again: modules given the same tensors twice in a step, and masks made anew for each layer."""
+"""What is computed again: modules given the same tensors twice in a step, masks and tables made anew for each layer."""
 
 from __future__ import annotations
 
@@ -118,3 +118,79 @@ def masks(asked: Asked) -> Iterator[Advice]:
             "make it once (register_buffer) and pass it on; of attention is_causal=True of "
             "scaled_dot_product_attention, which also leaves the masked half out",
         )
+
+
+MADE_OF_NUMBERS = ("aten::arange", "aten::linspace", "aten::logspace")
+"""Operators that make a tensor from numbers alone."""
+
+_ON_TABLES = frozenset(
+    "add sub rsub mul div pow exp exp2 log sin cos neg reciprocal sqrt rsqrt floor floor_divide remainder cat stack "
+    "outer ger meshgrid to _to_copy copy fill zeros ones full repeat expand_as clone arange linspace logspace "
+    "repeat_interleave abs round".split()
+)
+"""Operators that compute with them."""
+
+_COSTLY = frozenset("pow exp exp2 log sin cos sqrt rsqrt".split())
+
+ONCE_PERCENT = 5.0
+"""Of the step, for a table that is made once in it to be worth a line."""
+
+
+@question("constants", "Are tables of numbers computed anew in each step?", number="Q4")
+def constants(asked: Asked) -> Iterator[Advice]:
+    """Tables of functions of positions, made from `arange` with operators that follow it, as sines and cosines.
+
+    A step makes them several times, or takes much of its time for one. Which tensors an operator takes is not known:
+    it counts where it follows others in the same module, and is given tensors of two axes at most.
+    """
+    whole = calls.step_ms(asked)
+    found: dict[tuple[object, ...], list[list[Call]]] = {}
+    for around in calls.every(asked):
+        if around.is_op or _is_backward(around) or around.phase == "optimizer":
+            continue
+        for those in _tables(around):
+            found.setdefault(tuple((each.name, str(each.shapes)) for each in those), []).append(those)
+    for several in found.values():
+        every = [each for those in several for each in those]
+        ms = sum(each.ns for each in every) / 1e6
+        least = 0.0 if len(several) > 1 else ONCE_PERCENT
+        if ms < calls.LEAST_MS or 100 * ms / whole < least:
+            continue
+        names = ", ".join(dict.fromkeys(each.name.removeprefix("aten::") for each in several[0]))
+        often = f"{len(several)} times in a step" if len(several) > 1 else "in each step"
+        yield Advice(
+            "constants",
+            f"a table of numbers is computed {often}, by {len(several[0])} operators",
+            calls.places(every),
+            calls.interval(ms, calls.ends(asked, every)).within(whole),
+            True,
+            100 * ms / whole,
+            (
+                f"{names} take {ms:.3g} ms",
+                "the order of the calls and shapes tell it: it holds where the table depends on positions alone",
+            ),
+            "compute it once for the longest input, keep it (register_buffer, functools.cache), and take a slice of it",
+        )
+
+
+def _tables(around: Call) -> Iterator[list[Call]]:
+    """Yield operators that follow a range of numbers and compute with it, something more costly than a product."""
+    chain: list[Call] = []
+    for each in (*(one for one in around.inside if one.computes), None):
+        if each is not None and (each.name in MADE_OF_NUMBERS or (chain and _is_of_a_table(each))):
+            chain.append(each)
+            continue
+        if any(_stem(one) in _COSTLY for one in chain):
+            yield chain
+        chain = []
+
+
+def _is_of_a_table(call: Call) -> bool:
+    """Return whether it may compute with a table, which has two axes at most: what a model is given has more."""
+    tensors = [each for each in call.shapes if isinstance(each, list)]
+    flat = [one for each in tensors for one in (each if each and isinstance(each[0], list) else [each])]
+    return call.is_op and _stem(call) in _ON_TABLES and all(isinstance(one, list) and len(one) <= 2 for one in flat)
+
+
+def _stem(call: Call) -> str:
+    return call.name.removeprefix("aten::").removesuffix("_")

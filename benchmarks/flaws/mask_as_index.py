@@ -1,0 +1,19 @@
+"""A loss over the values that a mask chooses, which are copied out one by one to add them up."""
+
+import torch
+from running import FLAWED, predict
+
+
+class MaskedError(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.guess = torch.nn.Linear(256, 256)
+
+    def forward(self, given: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        error = (self.guess(given) - wanted).abs()
+        if FLAWED:
+            return error[mask].sum() / mask.sum()
+        return torch.where(mask, error, 0.0).sum() / mask.sum()
+
+
+predict(MaskedError(), torch.rand(4096, 256), torch.rand(4096, 256), torch.rand(4096, 256) > 0.3)

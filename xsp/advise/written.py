@@ -1,0 +1,134 @@
+"""What the program writes out in several operators, and PyTorch has one for: normalisation, GELU, softmax."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from xsp.advise import calls
+from xsp.advise.advice import Advice, Asked
+from xsp.advise.calls import Call
+from xsp.advise.registry import question
+from xsp.schema import Kind
+
+LEAST_PERCENT = 2.0
+"""Of the step, that writing out has to cost for a line."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of PyTorch, and the operators that it is written out with."""
+
+    name: str
+    do: str
+    written: re.Pattern[str]
+    """Of the names of operators that follow one another, each with a blank after it."""
+
+
+def _function(name: str, do: str, *written: str) -> Function:
+    ways = "|".join(f"(?:{each}) " for each in written)
+    return Function(name, do, re.compile(rf"(?<![^ ])(?:{ways})"))
+
+
+_SQUARED = "(?:pow|square|mul)"
+FUNCTIONS: Sequence[Function] = (  # rms_norm and logsumexp are no faster on a processor than what they stand for
+    _function(
+        "normalisation",
+        "torch.nn.functional.layer_norm, with the weight and the bias as its arguments",
+        f"mean sub (?:sub )?{_SQUARED} mean (?:sub )?add (?:sqrt div|rsqrt mul)(?: mul)?(?: add)?",
+        "mean (?:var|std) (?:sub add|add sub|sub)(?: sqrt| rsqrt)? (?:div|mul)(?: mul)?(?: add)?",
+        "mean sub (?:var|std) (?:add )?(?:sqrt |rsqrt )?(?:div|mul)(?: mul)?(?: add)?",
+    ),
+    _function(
+        "GELU",
+        'torch.nn.functional.gelu(x, approximate="tanh")',
+        "(?:mul )?pow mul add mul tanh add mul(?: mul)?",
+        "(?:mul )?mul mul mul add mul tanh add mul(?: mul)?",
+    ),
+    _function("GELU", "torch.nn.functional.gelu(x)", "(?:mul )?(?:div|mul) erf add mul(?: mul)?"),
+    _function(
+        "softmax", "torch.softmax(x, dim)", "(?:max|amax) sub exp sum div", "exp sum div"
+    ),
+    _function("the logarithm of softmax", "torch.log_softmax(x, dim), which also rounds less", "softmax log"),
+    _function("softplus", "torch.nn.functional.softplus(x)", "exp add log", "exp log1p"),
+)  # fmt: skip
+
+
+@question("written-out", "Which functions are written out that PyTorch has in one operator?", number="Q5")
+def written_out(asked: Asked) -> Iterator[Advice]:
+    """Operators that follow one another in a module, or in the step, as those of a known function do.
+
+    Each of them reads and writes all values, where one operator does it once: at most all but the longest is gained.
+    The order tells it, and shapes: the operators are of one tensor, or of what it is reduced to.
+    """
+    whole = calls.step_ms(asked)
+    found: dict[Function, list[list[Call]]] = {}
+    for around in calls.every(asked):
+        if around.is_op or around.kind == Kind.BACKWARD or around.phase in ("backward", "optimizer"):
+            continue
+        for function, those in _written(around):
+            found.setdefault(function, []).append(those)
+    for function, several in found.items():
+        both = [*several, *(nodes for those in several if (nodes := calls.gradients(asked, those)))]
+        every = [each for those in both for each in those]
+        longest = [max(those, key=lambda each: each.ns) for those in both]
+        ms = sum(each.ns for each in every) / 1e6
+        gain = ms - sum(each.ns for each in longest) / 1e6
+        if gain < calls.LEAST_MS or 100 * gain / whole < LEAST_PERCENT:
+            continue
+        parts = [each for each in every if each not in longest]
+        names = ", ".join(each.name.removeprefix("aten::") for each in several[0])
+        yield Advice(
+            "written-out",
+            f"{function.name} is written out in {len(several[0])} operators"
+            + (f", {len(several)} times in a step" if len(several) > 1 else ""),
+            calls.places([each for those in several for each in those]),
+            calls.interval(gain, calls.ends(asked, parts)).within(whole),
+            True,
+            100 * gain / whole,
+            (
+                f"{names}{' and their gradients' * (len(both) > len(several))} take {ms:.3g} ms; each but one of them "
+                "reads and writes once more what one operator does at once",
+                "the order of the calls tells it: it holds where each takes the result of those before it",
+            ),
+            f"{function.do}; results differ by rounding",
+        )
+
+
+def _written(around: Call) -> Iterator[tuple[Function, list[Call]]]:
+    """Yield the functions that a call writes out, with their operators; each operator is of one function alone."""
+    busy = [each for each in around.inside if each.computes]
+    names = [_stem(each) for each in busy]
+    text = "".join(f"{name} " for name in names)
+    taken: set[int] = set()
+    for function in FUNCTIONS:
+        for match in function.written.finditer(text):
+            first = text.count(" ", 0, match.start())
+            span = range(first, first + match.group().count(" "))
+            those = [busy[at] for at in span]
+            if not taken & set(span) and _is_of_one_tensor(those):
+                taken |= set(span)
+                yield function, those
+
+
+def _stem(call: Call) -> str:
+    return call.name.removeprefix("aten::").removesuffix("_") if call.is_op else "-"
+
+
+def _is_of_one_tensor(those: Sequence[Call]) -> bool:
+    """Return whether the first inputs have the largest one's shape, or that of a reduction of it over the last axes."""
+    sizes = [each.first_shape for each in those if each.first_shape is not None]
+    if len(sizes) < len(those) / 2:
+        return False
+    rank = max(map(len, sizes))
+    full = max((size for size in sizes if len(size) == rank), key=lambda size: [*map(int, size)])
+    return all(_is_reduced(size, full) for size in sizes)
+
+
+def _is_reduced(size: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    """Return whether a shape is another one, with axes of 1 or without some of them."""
+    if len(size) == len(full):
+        return all(one in (1, other) for one, other in zip(size, full, strict=True))
+    rest = iter(full)
+    return all(any(one == other for other in rest) for one in size)
