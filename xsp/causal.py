@@ -15,8 +15,8 @@ from typing import Any
 
 from xsp.errors import ModelError
 
-CACHES = ("past_key_values", "cache_params", "state")
-"""Under these names models return their cache, and take it."""
+CACHES = ("cache", "past_key_values", "cache_params", "state")
+"""Under these names models return their cache, and take it; from transformers 5.24 on, most under the first."""
 
 OLDEST = 5, 5
 """Version of transformers from which the caches of all models hold what a step needs: a sliding window its tokens."""
@@ -143,8 +143,9 @@ def state(spec: str, model: Any, before: Any) -> Callable[[], dict[str, Any]]:
 def _left(model: Any, made: Any) -> tuple[str, Any]:
     """Return the cache that a call left, and under which name the next call takes it; nothing where it left none."""
     taken = inspect.signature(model.forward).parameters
-    found = {name: made.get(name) for name in CACHES if name in taken} if isinstance(made, Mapping) else {}
-    return next(((name, cache) for name, cache in found.items() if any(True for _ in tensors(cache))), ("", None))
+    found = made.items() if isinstance(made, Mapping) else ()
+    kept = ((name, each) for name, each in found if name in taken and (name in CACHES or _is_a_cache(each)))
+    return next(((name, cache) for name, cache in kept if any(True for _ in tensors(cache))), ("", None))
 
 
 def tensors(value: Any) -> Iterator[Any]:

@@ -62,8 +62,8 @@ def prefix(asked: Asked) -> Iterator[Advice]:
                 f"{len(found):,} recorded calls with {min(lengths):,} to {max(lengths):,} tokens, one more each call",
                 f"a call computes {mean:,.0f} tokens on average, of which one is new",
             ),
-            "keep keys and values of the tokens before: generate(use_cache=True), or hand past_key_values of the last "
-            "output to the next call with the new token alone",
+            "keep keys and values of the tokens before: generate(use_cache=True), or hand the cache of the last "
+            "output (cache, or past_key_values) to the next call with the new token alone",
         )
         return
 
