@@ -192,6 +192,17 @@ def test_an_evaluation_is_carried_out_and_its_progress_is_told(client: TestClien
     assert (asked.levels, asked.bound, asked.trusted) == ("M/L", True, False)
 
 
+def test_an_agent_that_is_asked_for_is_named_where_it_cannot(client: TestClient) -> None:
+    unknown = client.post("/api/jobs", json={"manifest": TINY, "agent": "nobody"})
+    assert unknown.status_code == 422
+    assert "there is no agent 'nobody'; there are" in unknown.json()["error"]
+    [known] = [each["name"] for each in client.get("/api/agents").json()]
+    elsewhere = {**TINY, "hardware": {"labels": {"rack": "b"}}}
+    refused = client.post("/api/jobs", json={"manifest": elsewhere, "agent": known})
+    assert refused.status_code == 422
+    assert f"agent {known} does not satisfy the manifest ({known}: " in refused.json()["error"]
+
+
 def test_one_runs_at_a_time_and_so_many_wait(client: TestClient, agent: Fabricated) -> None:
     jobs = [client.post("/api/jobs", json={"manifest": TINY}).json()["id"]]
     assert agent.began.wait(WAIT_S)

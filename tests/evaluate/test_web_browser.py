@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("torch")
 
+from xsp.evaluate.agents import Agent
+from xsp.evaluate.transports import OwnProcess
 from xsp.evaluate.web import app
 
 pytestmark = pytest.mark.browser
@@ -43,11 +47,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     found.quit()
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the address of a server of an empty folder."""
+@contextlib.contextmanager
+def serving(store: Path, there: Sequence[Agent] | None = None) -> Iterator[str]:
     listening = socket.create_server(("127.0.0.1", 0))
-    server = app.server(tmp_path_factory.mktemp("served") / "evaluations", "127.0.0.1", 0)
+    server = app.server(store, "127.0.0.1", 0, there)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -55,6 +58,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     thread.join(60)
     listening.close()
     assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of a server of an empty folder."""
+    with serving(tmp_path_factory.mktemp("served") / "evaluations") as address:
+        yield address
 
 
 def until(browser: Any, script: str) -> Any:
@@ -115,3 +125,35 @@ def test_what_is_wrong_is_said_on_the_page(browser: Any, served: str) -> None:
     assert "no file is read" in until(browser, "return document.querySelector('.error')?.textContent")
     browser.get(served + "/evaluations/0123456789ab-0001")
     assert "no such evaluation" in until(browser, "return document.querySelector('.error')?.textContent")
+
+
+def test_of_several_agents_one_is_chosen_on_the_form(browser: Any, tmp_path: Path) -> None:
+    there = [OwnProcess(name, {"rack": name[0]}) for name in ("left", "right")]
+    with serving(tmp_path / "evaluations", there) as served:
+        browser.get(served + "/new")
+        until(browser, "return document.getElementById('evaluate')")
+        offered = browser.find_element("id", "agent")
+        assert offered.is_displayed()
+        assert offered.text.split("\n") == ["any agent that satisfies it", "by left", "by right"]
+        fill(browser, "scenario.requests", "5")
+        browser.execute_script("document.getElementById('agent').value = 'right'")
+        browser.find_element("id", "evaluate").click()
+        until(browser, "return document.getElementById('result')")
+        assert "agent right" in browser.find_element("id", "main").text.replace("\n", " ")
+        browser.execute_script("document.getElementById('result').click()")
+        until(browser, "return document.querySelector('.chart canvas')")
+        assert "right: " in browser.find_element("id", "main").text
+
+        browser.get(served + "/new")
+        until(browser, "return document.getElementById('evaluate')")
+        [yaml] = (each for each in browser.find_elements("tag name", "button") if each.text == "go on in YAML")
+        yaml.click()
+        until(browser, "return document.getElementById('yaml').value")
+        browser.execute_script(
+            "const yaml = document.getElementById('yaml'); yaml.value += '\\nhardware: {labels: {rack: l}}\\n';"
+            "document.getElementById('agent').value = 'right'"
+        )
+        browser.find_element("id", "evaluate").click()
+        said = until(browser, "return document.querySelector('.error')?.textContent")
+        assert "agent right does not satisfy the manifest" in said
+        assert "rack" in said

@@ -196,10 +196,15 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
             parse_levels(asked.trace)
         fit, reasons = agents.matching(read.manifest, known)
         if asked.agent:
+            names = [each.facts().name for each in known]
+            if asked.agent not in names:
+                raise ManifestError(f"there is no agent {asked.agent!r}; there are {', '.join(names)}")
             fit = [each for each in fit if each.facts().name == asked.agent]
+            reasons = {name: why for name, why in reasons.items() if name == asked.agent}
         if not fit:
             said = "; ".join(f"{name}: {', '.join(why)}" for name, why in reasons.items())
-            raise ManifestError(f"no agent satisfies the manifest ({said or f'there is no {asked.agent}'})")
+            who = f"agent {asked.agent} does not satisfy" if asked.agent else "no agent satisfies"
+            raise ManifestError(f"{who} the manifest ({said})")
         options = Options(store, asked.trace, asked.bound, trusted=False)
         job = waiting.add(read.manifest, fit[0], options)
         return json_response(job.plain(), 202, {"location": f"/api/jobs/{job.id}"})
