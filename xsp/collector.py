@@ -86,9 +86,27 @@ class Outline(deque[tuple[Any, ...]]):
         """The words of the steps in the current stretch, see `xsp.record.quiet`; None outside of stretches. A hushed
         collector signals `UNUSUAL` before it notes another word."""
 
+        self.ended_ns: int | None = None
+        """When the last step of the current stretch ended; None while a step of it is open, and outside of stretches."""
+
+        self.began_ns = self.between_ns = self.begun = 0
+        """When the last step of the current stretch began; the time between its steps so far; how many have begun."""
+
         self.subjects = Subjects()
         self.numbers = self.subjects.numbers
         """Of modules and optimizers that were met, by their `id`; `meet` gives one to others."""
+
+    def begin_step(self, now_ns: int) -> None:
+        """Note that a step of the current stretch begins, unless one is open.
+
+        Args:
+            now_ns: a reading of the monotonic clock.
+        """
+        if self.ended_ns is not None:
+            self.began_ns = now_ns
+            self.between_ns += now_ns - self.ended_ns
+            self.begun += 1
+            self.ended_ns = None
 
     def meet(self, subject: object, trains: bool = True) -> int:
         """Return the number of a module or an optimizer that is not in `numbers`.

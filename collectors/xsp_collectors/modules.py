@@ -274,8 +274,11 @@ def _wrap(
             trains = module.training and grad_enabled()
             number = outline.numbers.get(id(module)) or outline.meet(module, trains)
             word = (_FORWARD, number, type(module), trains, first_shape(args, kwargs))
-            if mode <= _ENDS and outline.usual is not None and word not in outline.usual:
-                collector.notify(Signal.UNUSUAL, module)  # which ends the stretch, and sets another mode
+            if mode <= _ENDS and outline.usual is not None:
+                if word not in outline.usual:
+                    collector.notify(Signal.UNUSUAL, module)  # which ends the stretch, and sets another mode
+                elif outline.ended_ns is not None:
+                    outline.begin_step(clock())
             outline.append(word)
             if owner is None and outline.thread not in (None, thread):
                 _take_back(outline, word)

@@ -126,6 +126,32 @@ def test_an_optimizer_that_steps_now_and_then_is_seen(tmp_path: Path) -> None:
     assert kinds == {3: 594, 4: 6}
 
 
+@pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
+def test_a_wait_between_short_steps_is_in_none_of_them_whichever_it_precedes(
+    tmp_path: Path, listener: type[AutoStep] | None, trains: bool
+) -> None:
+    program, taken_ns, waits = Program(), [], [0.0, 0.0, 0.002]  # as of loaders whose workers deliver together
+    program.net.train(trains)
+    work = program.train if trains else program.act
+    with xsp.profile("waits", out=tmp_path / "run", levels="M", samples=False, listener=listener) as prof:
+        for number in range(1500):
+            time.sleep(waits[number % len(waits)])
+            began_ns = time.perf_counter_ns()
+            if listener is None:
+                with prof.step():
+                    work()
+            else:
+                work()
+            taken_ns.append(time.perf_counter_ns() - began_ns)
+    stretches = xsp.load(tmp_path / "run").sql("SELECT step, steps, dur_ns, before_ns FROM loop WHERE steps > 1")
+    passed = stretches.fetchall()
+    assert passed
+    for first, count, dur_ns, before_ns in passed:
+        assert count * dur_ns <= sum(taken_ns[first : first + count]) + count  # which is rounding
+        assert count * before_ns >= count // len(waits) * 2_000_000
+
+
 @contextmanager
 def beside(work: Callable[[], object], pause_s: float) -> Iterator[None]:
     """Have another thread do something again and again meanwhile."""

@@ -45,6 +45,7 @@ class _Passing:
     def __enter__(self) -> None:
         self._outline.clear()
         self.inside = True
+        self._outline.begin_step(monotonic_ns())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -98,6 +99,9 @@ class Quiet:
         self.passing = _Passing(self, steps.outline)
         self._count = 0
         self._began_ns = self._last_ns = 0
+        self._waited_ns = 0
+        """What the program had waited for data when the last step of the stretch ended."""
+
         self._other_ns: int | None = None
         """When the open step, which the program names, was seen to be of another kind than its stretch; None if not."""
 
@@ -146,16 +150,17 @@ class Quiet:
             self._steps.outline.usual = self._steps.kinds.all[self._kind].words
             self._steps.collecting.hush(True, None if self.by_context or self.by_mark else self.by_signal)
             self._steps.usage.since()
-            self._began_ns = self._last_ns = self._steps.left_ns
+            self._began_ns = self._last_ns = self._steps.outline.ended_ns = self._steps.left_ns
+            self._steps.outline.between_ns = self._steps.outline.begun = self._waited_ns = 0
 
     def heard(self, signal: Signal) -> None:
         """Take in a signal in a stretch: it may be the end of a step."""
         if signal is self.by_signal:
             self.left -= 1
             self._steps.outline.clear()
-            self._last_ns = monotonic_ns()
+            self._pass(monotonic_ns())
             if not self.left:
-                self.end(self._last_ns, between=0.0)
+                self.end()
 
     def marked(self) -> None:
         """Take in that the program marked the end of a step, in a stretch or where it ended one."""
@@ -165,28 +170,32 @@ class Quiet:
         if self.has_begun or self._other_ns is not None:
             self.passed()
         if self.has_begun and not self.left:
-            self.end(self._last_ns)
+            self.end()
 
     def passed(self) -> None:
         """Take in the end of a step that the program names, in a stretch or where it ended one."""
         now_ns = monotonic_ns()
         if self._other_ns is None:
-            self._last_ns = now_ns
+            self._pass(now_ns)
         else:
             self._take_in_other(self._other_ns, now_ns)
+
+    def _pass(self, now_ns: int) -> None:
+        self._last_ns = self._steps.outline.ended_ns = now_ns
+        self._waited_ns = self._steps.waited_ns
 
     def break_off(self) -> None:
         """End the stretch with the last step that ended: what the program does now is of another kind."""
         if not self.has_begun:
             return
         if not self.passing.inside and not self.by_mark:
-            self.end(self._last_ns, between=0.0)
+            self.end()
             return
         outline = self._steps.outline
         self.left += not self.by_mark  # which counts a step at its end
         since_ns = self._last_ns if self.by_mark else monotonic_ns()
         self._other_ns, words, thread = since_ns, list(outline), outline.thread
-        self.end(self._last_ns, between=0.0)
+        self.end()
         outline.thread = thread
         outline.clear()
         outline.extend(words)
@@ -212,38 +221,44 @@ class Quiet:
         steps.outline.clear()
         steps.outline.thread = None
 
-    def end(self, now_ns: int, between: float | None = None) -> None:
-        """Take in the stretch that has ended, or was broken off, as a row of the loop.
-
-        Args:
-            now_ns: reading of the clock.
-            between: the share of an iteration that has gone by since the last step; what is usual between steps unless
-                told otherwise.
-        """
-        if self.by_mark:
-            now_ns, between = self._last_ns, 0.0
+    def end(self) -> None:
+        """Take in the stretch that has ended, or was broken off, as a row of the loop, up to the end of its last step."""
         count, self._count, self.left = self._count - self.left, 0, 0
         steps = self._steps
         steps.collecting.hush(False)
-        steps.outline.usual = steps.outline.thread = None
+        before_ns = self._before_ns(count)
+        steps.outline.usual = steps.outline.thread = steps.outline.ended_ns = None
         steps.collecting.forget()
         steps.blocks.drop(self._began_ns)
         steps.outline.clear()
         if not count:
             return
         self.has_passed = True
-        usual = percentile(list(self._between), 0.5)
-        after = usual if between is None else between
-        each_ns = round((now_ns - self._began_ns) / (count + after))
-        before_ns = round(usual * each_ns)
+        each_ns = round((self._last_ns - self._began_ns) / count)
         steps.loop.add((
             steps.rank, steps.seen, count, self._kind, SETTLE.rung, 1, self._began_ns, each_ns - before_ns, before_ns,
-            steps.waited_ns // count, 0, self._samples, Status.OK, *steps.usage.since(count),
+            self._waited_ns // count, 0, self._samples, Status.OK, *steps.usage.since(count),
         ))  # fmt: skip
-        steps.waited_ns = 0
+        steps.waited_ns -= self._waited_ns
         self._alike += count
         steps.seen += count
         steps.kinds.all[self._kind].seen += count
         steps.account.pass_by(count, (each_ns - before_ns) * count, before_ns * count)
         steps.schedule.passed(self._kind, count, each_ns * count)
-        steps.left_ns, steps.after_ns = now_ns - round(after * each_ns), 0
+        steps.left_ns, steps.after_ns = self._last_ns, 0
+
+    def _before_ns(self, count: int) -> int:
+        """Return the time before each of the steps that have passed, waiting for data included; none between marks.
+
+        Where no call tells when they began, the usual share is taken, and at least what they waited for data.
+        """
+        if self.by_mark or not count:
+            return 0
+        outline = self._steps.outline
+        begun, between_ns = outline.begun, outline.between_ns
+        if outline.began_ns > self._last_ns:  # a step that is none of them
+            begun, between_ns = begun - 1, between_ns - (outline.began_ns - self._last_ns)
+        if begun == count:
+            return round(between_ns / count)
+        each_ns = (self._last_ns - self._began_ns) / count
+        return round(min(each_ns, max(percentile(list(self._between), 0.5) * each_ns, self._waited_ns / count)))

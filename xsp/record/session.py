@@ -252,7 +252,7 @@ class profile:
         steps = self._steps
         self._marks.end()
         if steps.quiet.has_begun:
-            steps.quiet.end(clock.monotonic_ns())
+            steps.quiet.end()
         if steps.open is not None:
             steps.collecting.note("xsp", f"step {steps.open.number} was never closed; it was closed with the block")
             steps.open.close(UNCLOSED)

@@ -271,7 +271,7 @@ class Step:
         steps.between.end()
         try:
             if steps.quiet.has_begun:
-                steps.quiet.end(entered)
+                steps.quiet.end()
             self.number = steps.outline.subjects.step = steps.seen
             steps.seen += 1
             if steps.left_ns >= 0:
