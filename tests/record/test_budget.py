@@ -169,6 +169,22 @@ def test_what_was_earned_is_kept_for_a_rare_kind_that_is_behind(still: None) -> 
     assert timed[1] >= 0.5 * timed[0] > 0
 
 
+def test_steps_that_turn_out_to_be_of_another_kind_are_not_given_away_for_ever(still: None) -> None:
+    account = Account()
+    schedule = Budgeted(0.1, account, [Level.MODEL], warmup=0, spread=True, unearned=True)
+    for kind in range(2):  # both are known
+        schedule.ended(SETTLE, kind, MS)
+    recorded = 0
+    for _ in range(3000):
+        turn = schedule.next(1)  # what is foretold, and never comes
+        account.add(turn, MS, 0 if turn.bare else 20 * MS, NOW)
+        schedule.ended(turn, 0, MS)
+        recorded += not turn.bare
+    given = 2 * budget.FIRST
+    earned = 0.1 * 3000 / 20
+    assert budget.FIRST <= recorded <= given + earned
+
+
 def test_waits_between_steps_earn_too(still: None) -> None:
     account = Account()
     account.add(SETTLE, 10 * MS, 0, NOW)

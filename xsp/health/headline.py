@@ -125,6 +125,12 @@ def _mixed(trace: Trace) -> Iterator[Finding]:
         kinds = "another kind" if len(others) == 1 else f"{len(others)} other kinds"
         text = f"{count} steps of {kinds} take {100 * share:.2g} % of the loop's time"
         yield Finding(Severity.NOTE, "kinds", text)
+    untimed = [each for each in others if not each.is_known and each.share > COLD]
+    if untimed:
+        named = ", ".join(str(names.get(each.kind, each.kind)) for each in untimed[:3])
+        more = f" and {len(untimed) - 3} more" if len(untimed) > 3 else ""
+        text = f"the time of the loop is unknown for {named}{more}: too few of these short steps ran undisturbed"
+        yield Finding(Severity.NOTE, "loop", f"{text}; run more steps")
     for each in missing:
         text = f"no step of the kind {names.get(each.kind, each.kind)} was recorded, {each.steps} ran"
         yield Finding(Severity.WARNING, "kinds", text, "B")

@@ -42,6 +42,9 @@ EVERY_OF_RANKS = 20
 KINDS_UNEARNED = 4
 """Kinds that are given so much; programs with more have their first ones recorded so."""
 
+MISSES = 2
+"""So many times as many turns are given to a kind as steps: some turn out to be steps of another kind."""
+
 STRETCH = 2
 """Steady steps in each block, where nothing says how often to record."""
 
@@ -148,13 +151,13 @@ class Budgeted(Schedule):
     @property
     def waits_for_storing(self) -> bool:
         """Whether the next step waits: while steps are given away. Later ones are recorded when the last is stored."""
-        return super().waits_for_storing and self._planned is not None and self._planned.taken < self._unearned
+        return super().waits_for_storing and self._planned is not None and self._is_given(self._planned)
 
     def _is_settled(self) -> bool:
         return super()._is_settled() and not self.is_storing and (self._since > 0 or not self._ended)
 
     def _rests(self, plan: Plan) -> bool:
-        if not self._stretch or plan.taken < self._unearned:
+        if not self._stretch or self._is_given(plan):
             return False
         step_ns = self._account.bare_ns or 0.0
         return self._steady < next(steps for most_ns, steps in RESTS if step_ns <= most_ns) or self._since_ns < REST_NS
@@ -182,7 +185,7 @@ class Budgeted(Schedule):
         if self._before_gift_ns is not None:
             self._given_ns += max(0.0, account.spent_ns - self._before_gift_ns)
             self._before_gift_ns = None
-        if plan.taken < self._unearned and len(self._plans) <= KINDS_UNEARNED + 1:
+        if self._is_given(plan) and len(self._plans) <= KINDS_UNEARNED + 1:
             self._before_gift_ns = account.spent_ns
             return False
         if account.bare < FIRST_BARE:
@@ -192,6 +195,13 @@ class Budgeted(Schedule):
         if account.spent_ns - self._given_ns + expected_ns > (1 - RESERVE) * self.share * account.loop_ns:
             return True
         return self._is_kept_for_another(plan)
+
+    def _is_given(self, plan: Plan) -> bool:
+        """Return whether the next recorded step of a kind need not be earned.
+
+        A step may turn out to be of another kind than was foretold. Where most do, nothing more is given away.
+        """
+        return plan.taken < self._unearned and plan.tried < MISSES * self._unearned
 
     def _is_kept_for_another(self, plan: Plan) -> bool:
         """Return whether what was earned is kept for a kind that was recorded less often, and may still come."""

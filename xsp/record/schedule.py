@@ -72,6 +72,9 @@ class Plan:
         self.taken = 0
         """Steps that were recorded and kept."""
 
+        self.tried = 0
+        """Turns that were planned for this kind, whatever kind the step then was."""
+
         self.seen = self.last = 0
         """Steps of this kind, and the number of the last one among all steps."""
 
@@ -201,6 +204,7 @@ class Schedule:
         if not turn.kept:
             self._warmed += 1
         else:
+            plan.tried += 1
             plan.took(turn)
         if turn.timed:
             self.repeats[turn.rung] += 1
