@@ -87,7 +87,7 @@ class Outline(deque[tuple[Any, ...]]):
         collector signals `UNUSUAL` before it notes another word."""
 
         self.ended_ns: int | None = None
-        """When the last step of the current stretch ended; None while a step of it is open, and outside of stretches."""
+        """When the last step of the current stretch ended; None while a step is open, and outside of stretches."""
 
         self.began_ns = self.between_ns = self.begun = 0
         """When the last step of the current stretch began; the time between its steps so far; how many have begun."""

@@ -75,6 +75,9 @@ class Analysis:
 def _how_recorded(trace: Trace, missing: Sequence[Level]) -> str:
     if trace.run.imported is not None and trace.run.xsp is None:  # of another profiler
         return "(imported); torch.profiler records modules with with_stack and with_modules, shapes with record_shapes"
+    if any(rung.level >= max(missing) and rung.steps for rung in trace.rungs) and Level.KERNEL not in missing:
+        why = ": no module was called in them" if Level.LAYER in missing else ""
+        return f"(steps were recorded so deep, and hold none{why})"
     if trace.run.levels == "M/L/G" and Level.KERNEL not in missing:
         return "(no step was recorded so deep, of M/L/G); run more steps, or with a larger budget"
     where = " on a machine with a GPU" if Level.KERNEL in missing else ""

@@ -123,7 +123,8 @@ def _mixed(trace: Trace) -> Iterator[Finding]:
     elif others:
         count = sum(each.steps for each in others)
         kinds = "another kind" if len(others) == 1 else f"{len(others)} other kinds"
-        text = f"{count} steps of {kinds} take {100 * share:.2g} % of the loop's time"
+        those = f"1 step of {kinds} takes" if count == 1 else f"{count} steps of {kinds} take"
+        text = f"{those} {100 * share:.2g} % of the loop's time"
         yield Finding(Severity.NOTE, "kinds", text)
     untimed = [each for each in others if not each.is_known and each.share > COLD]
     if untimed:

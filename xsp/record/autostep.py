@@ -2,7 +2,8 @@
 
 A step of training begins with the first outermost call of a module after the last step, or with the optimizer's step
 where that makes the calls itself (a closure), and ends with the optimizer's step. A step of inference is one outermost
-call. A call counts as training if its module is in training mode and gradients are on.
+call. A call counts as training if its module is in training mode and gradients are on. Where training calls no module
+that has parameters, nothing tells when its forward pass begins: a step then begins where the last one ended.
 
 What a program repeats is learned from it: optimizers that step one right after the other end one step, not two; a call
 without gradients that is always followed by training calls (a teacher's, an encoder's) begins a training step.
@@ -19,7 +20,7 @@ from typing import Any
 from xsp.collector import Signal
 from xsp.record.session import profile
 from xsp.record.steps import Step
-from xsp.subjects import Subjects
+from xsp.subjects import Subjects, holds_nothing
 
 
 class StepRule(enum.Enum):
@@ -43,6 +44,10 @@ _NO_OPTIMIZER = (
     "the program trains without an optimizer of torch's: a step ends with the backward pass, and what updates the "
     "parameters is between steps; say --step with the name of a function for other steps"
 )
+_NO_MODULE = (
+    "the program trains without calling a module that has parameters: a step begins where the one before ends, and "
+    "holds all between them; say --step with the name of a function for other steps"
+)
 _UNENDED = (
     "one step was seen: gradients were computed, and no optimizer of torch's stepped; say --step with the name of a "
     f"function that is called once a step, or run more than {MOST_BACKWARDS} steps"
@@ -65,6 +70,7 @@ class AutoStep:
         self._inside = 0  # optimizers' steps that are under way
         self._called = 0
         self._gave_up = False
+        self._went_back = self._has_weights = False  # since the last step ended, or began
         self._quiet = session.quiet
         self._proof = Proof()
         self._subjects = session.subjects
@@ -79,6 +85,7 @@ class AutoStep:
         if self._quiet.left:
             if threading.get_ident() == self._owner:
                 self._quiet.heard(signal)
+                self._open_next()
             return
         if signal is Signal.CALL_BEGIN:
             self._call_begins(subject)
@@ -96,9 +103,14 @@ class AutoStep:
         if self._rule is StepRule.AUTO and self._step is not None and self._trains and self._gives_up(module, trains):
             self._abandon()
             trains = trains and self._rule is StepRule.AUTO
+        has_weights = not holds_nothing(module)
+        if has_weights and self._step is not None and self._step.awaits_work:
+            self._abandon()
         if self._step is None:
             self._trains = trains or (self._rule is StepRule.AUTO and self._order.leads(module))
             self._open(by_call=True)
+        self._has_weights |= has_weights
+        self._works()
         self._order.called(module, trains)
         self._called = self._subjects.of(module)
 
@@ -120,6 +132,8 @@ class AutoStep:
             self._end()
 
     def _backward_ends(self) -> None:
+        self._went_back = True
+        self._works()
         self._order.went_back()
         if self._gave_up:  # too early
             self._rule, self._gave_up = StepRule.AUTO, False
@@ -127,8 +141,13 @@ class AutoStep:
         self._session.doubt = _UNENDED
         if self._proof.went_back():
             self._session.note(_NO_OPTIMIZER)
-        if self._proof.has_no_optimizer and self._trains and not self._inside:
-            self._end()
+        if self._proof.has_no_optimizer and not self._inside:
+            if self._step is None:
+                self._trains, self._has_weights = True, False
+                self._learn()
+                self._open_next()
+            elif self._trains:
+                self._end()
 
     def _optimizer_begins(self) -> None:
         self._inside += 1
@@ -136,13 +155,36 @@ class AutoStep:
         if self._step is None and self._rule is not StepRule.CALL:
             self._trains = True
             self._open(by_call=False)
+        self._works()
 
     def _optimizer_ends(self, optimizer: object) -> None:
         self._inside = max(0, self._inside - 1)
         if self._step is not None and self._trains and not self._inside and self._order.stepped(optimizer):
             self._end()
 
+    def _learn(self) -> None:
+        """Take in, at the end of a training step, whether it called a module that has parameters."""
+        if self._has_weights:
+            self._quiet.follows_on = False
+        elif self._went_back and not self._quiet.follows_on and self._rule is StepRule.AUTO:
+            self._quiet.follows_on = True
+            self._session.withdraw(_NO_OPTIMIZER)
+            self._session.note(_NO_MODULE)
+
+    def _works(self) -> None:
+        if self._step is not None:
+            self._step.awaits_work = False
+
+    def _open_next(self) -> None:
+        """Begin a training step where the last one ended, if no call would tell that one begins."""
+        if self._quiet.follows_on and self._step is None and not self._quiet.left:
+            self._trains = True
+            self._open(by_call=False)
+            if self._step is not None:
+                self._step.awaits_work = True
+
     def _open(self, by_call: bool) -> None:
+        self._has_weights = False
         self._owner = threading.get_ident()
         self._step = self._session.found_step(by_call)
         self._step.__enter__()
@@ -153,8 +195,12 @@ class AutoStep:
             self._quiet.by_signal = Signal.CALL_END
         else:
             self._quiet.by_signal = Signal.BACKWARD_END if self._proof.has_no_optimizer else Signal.OPTIMIZER_END
+        if self._trains:
+            self._learn()
+        self._went_back = False
         if step is not None:
             step.__exit__(None, None, None)
+        self._open_next()
 
     def _abandon(self) -> None:
         step, self._step = self._step, None

@@ -164,8 +164,10 @@ class Kinds:
         """Return what a person calls such a step: `training ResNet 32×3×224×224`, `Encoder 8×16 + Decoder 8×1`."""
         calls = [(self._instance(token), token.shape) for token in tokens if token.kind is Kind.FORWARD]
         if not calls:
-            optimizers = _optimizers(tokens)
-            return f"{' + '.join(optimizers)} alone" if optimizers else NO_CALL
+            optimizers = " + ".join(_optimizers(tokens))
+            if any(token.kind is Kind.BACKWARD for token in tokens):
+                return f"training by {optimizers}" if optimizers else "training"
+            return f"{optimizers} alone" if optimizers else NO_CALL
         different = list(dict.fromkeys(calls))
         named = [
             f"{calls.count(each)}× {_text(*each)}" if calls.count(each) > 1 else _text(*each) for each in different[:3]

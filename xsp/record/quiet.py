@@ -93,6 +93,9 @@ class Quiet:
         self.by_mark = False
         """Whether the program marks their ends by a bare `prof.step()`, where they are counted."""
 
+        self.follows_on = False
+        """Whether a step begins where the one before ends, without anything between them."""
+
         self.by_signal: Signal | None = None
         """The signal that ends them, and by which they are counted, where they are found at signals."""
 
@@ -222,7 +225,7 @@ class Quiet:
         steps.outline.thread = None
 
     def end(self) -> None:
-        """Take in the stretch that has ended, or was broken off, as a row of the loop, up to the end of its last step."""
+        """Take in the stretch that has ended, or was broken off, as a row of the loop: up to its last step's end."""
         count, self._count, self.left = self._count - self.left, 0, 0
         steps = self._steps
         steps.collecting.hush(False)
@@ -248,11 +251,11 @@ class Quiet:
         steps.left_ns, steps.after_ns = self._last_ns, 0
 
     def _before_ns(self, count: int) -> int:
-        """Return the time before each of the steps that have passed, waiting for data included; none between marks.
+        """Return the time before each of the steps that have passed, waits for data included; none between marks.
 
         Where no call tells when they began, the usual share is taken, and at least what they waited for data.
         """
-        if self.by_mark or not count:
+        if self.by_mark or self.follows_on or not count:
             return 0
         outline = self._steps.outline
         begun, between_ns = outline.begun, outline.between_ns

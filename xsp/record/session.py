@@ -253,7 +253,9 @@ class profile:
         self._marks.end()
         if steps.quiet.has_begun:
             steps.quiet.end()
-        if steps.open is not None:
+        if steps.open is not None and steps.open.awaits_work:
+            steps.open.abandon()
+        elif steps.open is not None:
             steps.collecting.note("xsp", f"step {steps.open.number} was never closed; it was closed with the block")
             steps.open.close(UNCLOSED)
         steps.between.end()

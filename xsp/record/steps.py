@@ -236,6 +236,9 @@ class Step:
     is_disturbed = False
     """Whether another step is being stored when it begins."""
 
+    awaits_work = False
+    """Whether it began where the last one ended, and nothing shows yet that the program goes on with another one."""
+
     kind = 0
     """Number of its kind, from its end on."""
 

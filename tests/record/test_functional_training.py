@@ -1,0 +1,122 @@
+"""Training without modules: a step begins where the one before ends, since no call tells when it begins."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import xsp
+from xsp.record.autostep import AutoStep
+
+
+class Program:
+    """Weights that no module holds, and what trains them."""
+
+    def __init__(self) -> None:
+        self.weight = torch.zeros(4, 4, requires_grad=True)
+        self.optimizer = torch.optim.SGD([self.weight], lr=1e-3)
+        self.criterion = torch.nn.MSELoss()
+        self.net = torch.nn.Linear(4, 4)
+
+    def loss(self) -> Any:
+        """Return a loss, after a forward pass of at least two milliseconds."""
+        time.sleep(0.002)
+        return (torch.ones(2, 4) @ self.weight).sum()
+
+    def plain(self) -> None:
+        """Take a step."""
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        self.optimizer.step()
+
+    def with_criterion(self) -> None:
+        """Take a step whose loss is a module without parameters."""
+        self.criterion(self.loss(), torch.zeros(())).backward()
+        self.optimizer.step()
+
+    def by_hand(self) -> None:
+        """Take a step without an optimizer."""
+        self.loss().backward()
+        with torch.no_grad():
+            self.weight -= 1e-3 * self.weight.grad
+        self.weight.grad = None
+
+    def evaluate(self) -> None:
+        """Call a module that has parameters."""
+        with torch.no_grad():
+            self.net(torch.ones(3, 4))
+
+
+def recorded(out: Path, work: list[Callable[[], None]]) -> xsp.Trace:
+    with xsp.profile("functional", out=out, levels="M", samples=False, listener=AutoStep):
+        for each in work:
+            each()
+    return xsp.load(out)
+
+
+def kinds_of(trace: xsp.Trace) -> Counter[str]:
+    return Counter({kind["name"]: kind["steps"] for kind in trace.run["kinds"]})
+
+
+@pytest.mark.parametrize("of", ["plain", "with_criterion"])
+def test_a_step_holds_its_forward_pass(tmp_path: Path, of: str) -> None:
+    trace = recorded(tmp_path / "run", [getattr(Program(), of)] * 40)
+    ((shortest_ns, most_between_ns),) = trace.sql(
+        "SELECT min(dur_ns), max(before_ns - dur_ns) FROM loop WHERE step > 1 AND status = 'ok'"
+    ).fetchall()
+    assert shortest_ns >= 2_000_000
+    assert most_between_ns < 0
+    assert sum(kinds_of(trace).values()) == 40
+    assert any("without calling a module" in note["text"] for note in trace.run["notes"])
+    assert not any("never closed" in note["text"] for note in trace.run["notes"])
+
+
+def test_without_an_optimizer_a_step_ends_with_the_backward_pass(tmp_path: Path) -> None:
+    trace = recorded(tmp_path / "run", [Program().by_hand] * 120)
+    ((count, shortest_ns),) = trace.sql("SELECT sum(steps), min(dur_ns) FROM loop").fetchall()
+    assert count > 40
+    assert shortest_ns >= 2_000_000
+    assert set(kinds_of(trace)) == {"training"}
+
+
+def test_calls_of_a_module_in_between_are_steps_of_their_own(tmp_path: Path) -> None:
+    program = Program()
+    trace = recorded(tmp_path / "run", ([program.plain] * 20 + [program.evaluate] * 5) * 3)
+    assert kinds_of(trace) == {"SGD alone": 1, "training by SGD": 59, "Linear 3×4": 15}  # the first one was not known
+
+
+def test_a_program_that_goes_on_with_modules_has_steps_that_begin_with_their_calls(tmp_path: Path) -> None:
+    program = Program()
+    optimizer = torch.optim.SGD(program.net.parameters(), lr=1e-3)
+
+    def train() -> None:
+        time.sleep(0.002)
+        program.net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    trace = recorded(tmp_path / "run", [program.plain] * 20 + [train] * 20)
+    assert kinds_of(trace)["training Linear 2×4"] == 20
+    assert trace.sql("SELECT min(before_ns) >= 2000000 FROM loop WHERE step > 21").fetchall() == [(True,)]
+
+
+def test_training_of_modules_is_not_changed_by_a_loss_that_is_one(tmp_path: Path) -> None:
+    program, net = Program(), torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def train() -> None:
+        program.criterion(net(torch.ones(2, 4)), torch.ones(2, 4)).backward()
+        optimizer.step()
+        time.sleep(0.002)
+
+    trace = recorded(tmp_path / "run", [train] * 30)
+    assert not any("without calling a module" in note["text"] for note in trace.run["notes"])
+    assert trace.sql("SELECT min(before_ns) >= 2000000 FROM loop WHERE step > 0").fetchall() == [(True,)]
