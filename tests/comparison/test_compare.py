@@ -341,6 +341,28 @@ def test_of_several_runs_phases_are_tested_too() -> None:
     assert "waiting for data is gone" in conclusion(found)[0]
 
 
+def test_the_layer_that_changed_most_is_named_where_no_row_of_so_many_can_be_certain() -> None:
+    a = [run(MANY, conv=us, repeats=2) for us in (100, 102, 99)]
+    b = [run(MANY.replace("Conv2d", "Slow"), conv=us, repeats=2) for us in (900, 1000, 860)]
+    found = compare(a, b)
+    assert found.step.verdict == "slower"
+    assert set(verdicts(found, "layer").values()) == {"no evidence of change"}
+    said = "The layer that changed most, on the host: conv (Conv2d → Slow), 0.8"
+    assert any(each.startswith(said) and each.endswith("more repeats to be certain.") for each in conclusion(found))
+    assert not any("changed most" in each for each in conclusion(compare(a, a)))  # where the step did not change
+
+
+MANY = NET + "".join(f"    module act{n} {{fc}}-{{fc}} type=ReLU\n" for n in range(30))
+
+
+def test_a_layer_of_another_type_in_the_same_place_is_one_row_of_memory() -> None:
+    taken = NET + "    op aten::addmm   {end}-{fc}\n    alloc alloc      {fc}-{fc} alloc_bytes=1048576\n"
+    other = taken.replace("type=Linear", "type=Factored")
+    rows = [(row.name, row.type, row.a_mib, row.b_mib) for row in compare(run(taken), run(other)).section("memory")]
+    assert ("fc", "Linear → Factored", 1.0, 1.0) in rows
+    assert [name for name, *_ in rows].count("fc") == 1
+
+
 def test_steps_that_do_different_work_are_not_explained() -> None:
     said = conclusion(compare(run(NET), run(NET + "    backward backward {fc}-{done}\n")))
     assert said[0] == "The step: cannot tell (the steps do different work)."
