@@ -586,6 +586,10 @@ def test_the_first_tables_say_which_row_of_the_loop_is_of_a_rank_and_which_of_th
         assert ("rank 1" in shown.export_text()) == (ranks == 2)
 
 
+def test_shapes_that_begin_alike_keep_their_first_sizes():
+    assert told_apart(["[[1, 128, 256]]", "[[1, 128, 64]]"], 14) == ["[[1, 1…, 256]]", "[[1, 128, 64]]"]
+
+
 def test_a_part_of_the_run_without_a_recorded_step_is_no_bar_of_waiting_alone():
     """Of such a part waiting for data is known, and forward, backward and the rest are not."""
     (chosen,) = [each for each in charts.CHARTS if each.analysis == "phases-over-time"]
