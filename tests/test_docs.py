@@ -213,6 +213,18 @@ def test_commands_have_the_options_that_pages_give_them() -> None:
     assert unknown == []
 
 
+def test_tables_to_csv_are_one_or_go_to_a_folder_where_pages_type_it() -> None:
+    """Several tables in one CSV are refused."""
+    several = re.compile(r"xsp analyze (\S+) ((?:[\w-]+ )*)--format csv(?!.*--out)")
+    typed = [
+        (page.name, names)
+        for page in PAGES
+        for _, names in several.findall(page.read_text(encoding="utf-8"))
+        if len(names.split()) > 1
+    ]
+    assert not typed
+
+
 def test_no_page_holds_a_conflict_of_a_merge() -> None:
     marks = re.compile(r"(^|\s)(<{7}|={7}|>{7})(\s|$)", re.MULTILINE)
     assert [name_of(page) for page in PAGES if marks.search(page.read_text(encoding="utf-8"))] == []

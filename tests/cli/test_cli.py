@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -48,6 +49,18 @@ def test_profile_prints_what_one_wants_first_and_what_to_type_next(run_directory
     assert "small batch 1" in err
     assert err.endswith("\nadvice: of small\n")
     assert "advice" not in out
+
+
+def test_an_interrupt_before_anything_was_done_is_one_line(monkeypatch, capsys):
+    """As while torch is imported, where no run has a place yet."""
+
+    def interrupted(_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("xsp.cli.profile"), "run", interrupted)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    assert main(["profile", "torchvision:resnet18"]) == 130
+    assert capsys.readouterr().err == "xsp: interrupted\n"
 
 
 def test_no_advice_is_given_where_none_is_wanted(run_directory, capsys, monkeypatch):

@@ -114,7 +114,7 @@ def test_what_differs_beside_the_times_comes_first() -> None:
     a.run |= {"machine": {"cores": 2, "packages": {"torch": "2.1"}}}
     b.run |= {"machine": {"cores": 8}}
     assert [tuple(each) for each in compare(a, b).differences] == [
-        ("timed steps", "M/L/G: 6", "M/L/G: 4"),
+        ("timed steps", "6", "4"),
         ("cores", "2", "8"),
         ("torch", "2.1", "not known"),
     ]
@@ -339,6 +339,28 @@ def test_of_several_runs_phases_are_tested_too() -> None:
     found = compare([run(TRAINING, conv=us) for us in (500, 505, 498)], [run(TRAINING, conv=us) for us in (5, 6, 4)])
     assert verdicts(found, "phase")["data"] == "faster"
     assert "waiting for data is gone" in conclusion(found)[0]
+
+
+def test_the_layer_that_changed_most_is_named_where_no_row_of_so_many_can_be_certain() -> None:
+    a = [run(MANY, conv=us, repeats=2) for us in (100, 102, 99)]
+    b = [run(MANY.replace("Conv2d", "Slow"), conv=us, repeats=2) for us in (900, 1000, 860)]
+    found = compare(a, b)
+    assert found.step.verdict == "slower"
+    assert set(verdicts(found, "layer").values()) == {"no evidence of change"}
+    said = "The layer that changed most, on the host: conv (Conv2d → Slow), 0.8"
+    assert any(each.startswith(said) and each.endswith("more repeats to be certain.") for each in conclusion(found))
+    assert not any("changed most" in each for each in conclusion(compare(a, a)))  # where the step did not change
+
+
+MANY = NET + "".join(f"    module act{n} {{fc}}-{{fc}} type=ReLU\n" for n in range(30))
+
+
+def test_a_layer_of_another_type_in_the_same_place_is_one_row_of_memory() -> None:
+    taken = NET + "    op aten::addmm   {end}-{fc}\n    alloc alloc      {fc}-{fc} alloc_bytes=1048576\n"
+    other = taken.replace("type=Linear", "type=Factored")
+    rows = [(row.name, row.type, row.a_mib, row.b_mib) for row in compare(run(taken), run(other)).section("memory")]
+    assert ("fc", "Linear → Factored", 1.0, 1.0) in rows
+    assert [name for name, *_ in rows].count("fc") == 1
 
 
 def test_steps_that_do_different_work_are_not_explained() -> None:

@@ -16,8 +16,6 @@ import pytest
 from xsp.record import between
 from xsp.record.between import Between
 
-OWN = between._OWN
-
 
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
@@ -254,3 +252,14 @@ def test_files_are_named_without_the_directories_of_a_person(monkeypatch: pytest
         between._shown("/home/someone/lib/python3.11/site-packages/lightning/loops/fit.py") == "lightning/loops/fit.py"
     )
     assert between._shown("<ipython-input-3>") == "<ipython-input-3>"
+
+
+@pytest.mark.parametrize(
+    ("module", "is_own"),
+    [("xsp.record.steps", True), ("xsp_collectors.training", True), ("xspy.train", False), ("__main__", False)],
+)
+def test_frames_of_the_collectors_are_not_lines_of_the_program(module: str, is_own: bool) -> None:
+    """They are installed beside xsp, and one of them is on the stack when the step of an optimizer ends a step."""
+    place: dict[str, Any] = {"__name__": module, "sys": sys}
+    exec("def frame():\n    return sys._getframe()\n", place)
+    assert between._is_own(place["frame"]()) is is_own

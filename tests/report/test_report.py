@@ -21,8 +21,9 @@ from rich.console import Console
 
 from xsp import rundir, sections
 from xsp.analyses import ANALYSES
+from xsp.analyses.answers import Answer
 from xsp.errors import OutputError
-from xsp.report import headline, html, lanes, loop, packed, text, timeline
+from xsp.report import charts, headline, html, lanes, loop, packed, text, timeline
 from xsp.report.fitting import shortened, told_apart
 from xsp.schema import Level
 from xsp.testing import spans, trace_of, with_loop
@@ -583,3 +584,20 @@ def test_the_first_tables_say_which_row_of_the_loop_is_of_a_rank_and_which_of_th
         shown = Console(width=80, record=True, file=io.StringIO())
         shown.print(text.overview(one))
         assert ("rank 1" in shown.export_text()) == (ranks == 2)
+
+
+def test_shapes_that_begin_alike_keep_their_first_sizes():
+    assert told_apart(["[[1, 128, 256]]", "[[1, 128, 64]]"], 14) == ["[[1, 1…, 256]]", "[[1, 128, 64]]"]
+
+
+def test_a_part_of_the_run_without_a_recorded_step_is_no_bar_of_waiting_alone():
+    """Of such a part waiting for data is known, and forward, backward and the rest are not."""
+    (chosen,) = [each for each in charts.CHARTS if each.analysis == "phases-over-time"]
+    columns = ["first_step", "step_ms", *chosen.series]
+    known = [3.0, *([1.0] * len(chosen.series))]
+    waits = [None, *(9.0 if column == "data_ms" else None for column in chosen.series)]
+    rows = [(0, *known), (10, *waits), (20, *known)]
+    data = charts.drawn(chosen, Answer(columns, rows))
+    assert data["data"]["name"] == ["first step 0", "first step 20"]
+    assert all(None not in series["values"] for series in data["series"])
+    assert "missing" in charts.drawn(chosen, Answer(columns, rows[:2]))

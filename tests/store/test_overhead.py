@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from xsp import summary
 from xsp.health import health
 from xsp.levels import parse_levels
 from xsp.record.schedule import Schedule
 from xsp.schema import Kind, Level, Span
-from xsp.store.trace import Trace
+from xsp.store.trace import Rung, Trace
 from xsp.testing import LEVELS, spans, trace_of
 
 US = 1_000
@@ -301,3 +302,38 @@ def test_without_a_timed_step_there_is_a_structure_and_no_time() -> None:
 
 def test_without_any_step_the_merged_step_is_empty() -> None:
     assert len(trace_of([]).merged) == 0
+
+
+def rung_of(added_us: float, low_us: float | None, high_us: float, alone_ns: float | None = 350.0) -> Rung:
+    """Return a rung that adds 1,000 spans."""
+    added = None if low_us is None else summary.Interval(low_us * US, high_us * US)
+    return Rung(int(Level.OP), 5, 10_000.0 * US, added_us * US, added, 1_000, alone_ns)
+
+
+def test_a_span_costs_what_the_steps_say_where_they_say_it_and_what_the_calibration_says_where_they_do_not() -> None:
+    sure, noisy, once = rung_of(600, 590, 610), rung_of(2_559, 500, 8_000), rung_of(900, None, 0)
+    assert sure.cost_ns == pytest.approx(600, rel=0.01)
+    assert 350 < noisy.cost_ns < 550  # by the steps alone seven times the calibration
+    assert once.cost_ns == pytest.approx(350)  # a single step has no interval
+    assert (noisy.per_span_ns, once.per_span_ns) == (2_559, 900)
+    for each in (sure, noisy, once):
+        assert each.cost.lo <= each.cost_ns <= each.cost.hi
+    assert noisy.cost.hi - noisy.cost.lo < 4 * 350
+    assert rung_of(-5_000, -9_000, -1_000).cost_ns >= 0
+
+
+def test_without_a_calibration_a_span_costs_what_the_steps_say() -> None:
+    noisy = rung_of(2_559, 500, 8_000, alone_ns=None)
+    assert noisy.cost_ns == 2_559
+    assert noisy.cost == summary.Interval(500, 8_000)
+
+
+def test_operators_keep_their_own_time_where_steps_were_disturbed() -> None:
+    """Steps with operators took up to 3 ms more for something else: by the steps alone, nothing would be left of it."""
+    extra_us, steps = iter((0, 3_000, 700)), []
+    for row in leveled("M/L", repeats=3):
+        more = next(extra_us, 0) * US if row.kind == Kind.STEP and row.rung == Level.OP and row.timed else 0
+        steps.append(row._replace(dur_ns=(row.dur_ns or 0) + more))
+    costs = {"costs": {"torchops": {"ns_per_span": 2.0 * US, "level": int(Level.OP), "rounds": 7}}}
+    assert figures(trace_of(steps, costs), "true_ns")["aten::linear"] == pytest.approx(325 * US, abs=2 * US)
+    assert figures(trace_of(steps), "true_ns")["aten::linear"] == 305 * US  # of the operators inside it

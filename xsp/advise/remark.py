@@ -37,8 +37,8 @@ def remark(trace: Trace) -> str | None:
 
 
 def _lines(piece: Advice, whole: str, command: str, others: int) -> str:
-    of = "at most " if piece.at_most else ""
+    gain = f"{'at most' if piece.at_most else 'about'} {piece.of_step_percent:.0f} % of {whole}"
     more = f" and {others} more piece{'s' * (others > 1)}" if others else ""
-    text = f"advice: {plain(piece.what)} ({of}{piece.of_step_percent:.0f} % of {whole}). What helps: {plain(piece.do)}."
+    text = f"advice: {plain(piece.what)}. What helps, by {gain}: {plain(piece.do)}."
     wrapped = textwrap.wrap(text, WIDTH, subsequent_indent="        ", break_on_hyphens=False)
     return "\n".join([*wrapped, f"        why, where{more}: {command}"])

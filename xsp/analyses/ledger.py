@@ -54,7 +54,7 @@ def ledger(trace: Trace) -> Table:
                 _ms(ends.hi if ends else None),
                 100 * added / rungs[0].step_ns if added is not None else None,
                 rung.spans if added is not None else None,
-                rung.cost_ns if added is not None and why_null is None else None,
+                rung.per_span_ns if added is not None and why_null is None else None,
                 why_null,
                 _ms(explained) if added is not None else None,
                 _ms(added - explained) if added is not None and explained is not None else None,

@@ -95,7 +95,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--turns",
         type=int,
         metavar="N",
-        help="run both commands in turns until it is known, at most N times each; 3 to 100, 15 finds a few percent",
+        help="run both commands in turns until it is known, at most N times each; 3 to 100, 20 finds a few percent",
     )
     group.add_argument(
         "--revisions",

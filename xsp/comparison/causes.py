@@ -13,6 +13,9 @@ from xsp.correlate.columns import WINDOW
 WORTH_SAYING = 0.25
 """A part is named if it changed by that share of what the whole did."""
 
+MOST_OF_IT = 0.5
+"""A layer without a verdict of its own is named if it changed by that share of what the whole did."""
+
 GONE = 0.05
 """What takes less than that share of what it took is gone."""
 
@@ -141,14 +144,32 @@ def on_device(found: Comparison) -> Iterator[str]:
 
 
 def layers(found: Comparison) -> Iterator[str]:
-    """Yield the layers that hold the change of the whole and changed for certain."""
+    """Yield the layers that hold the change of the whole and changed for certain.
+
+    Where the step changed for certain and no layer did, the layer with the largest part of it is named, and that it is
+    not certain: of three runs a side, a row among many is never certain while the step, which is one row, may be.
+    """
     change_ms = whole(found).change_ms
-    moved = [
-        Part(f"{row.name} ({row.type})" if row.type else row.name, row.a_ms or 0.0, row.b_ms or 0.0)
-        for row in found.section("layer") if row.verdict in MOVED
+    rows = found.section("layer")
+    moved = [_layer(row) for row in rows if row.verdict in MOVED]
+    if moved:
+        if said := sentence(holding(moved, change_ms), change_ms):
+            yield f"By layer, on the host: {said}."
+        return
+    if found.step.verdict not in MOVED:
+        return
+    largest = [
+        each for each in (_layer(row) for row in rows)
+        if each.change_ms * change_ms > 0 and abs(each.change_ms) >= MOST_OF_IT * abs(change_ms)
     ]  # fmt: skip
-    if said := sentence(holding(moved, change_ms), change_ms):
-        yield f"By layer, on the host: {said}."
+    if largest:
+        most = max(largest, key=lambda each: abs(each.change_ms))
+        change = f"{more_or_less(most.change_ms)} ({both_ms(most.a_ms, most.b_ms)})"
+        yield f"The layer that changed most, on the host: {most.name}, {change}; it takes more repeats to be certain."
+
+
+def _layer(row: Row) -> Part:
+    return Part(f"{row.name} ({row.type})" if row.type else row.name, row.a_ms or 0.0, row.b_ms or 0.0)
 
 
 def _on_both(rows: Sequence[Row]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from xsp.errors import AnalysisError, UsageError
 from xsp.ingest import load as runs
-from xsp.levels import rung_name
+from xsp.levels import depth
 from xsp.schema import Kind, Level
 from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
@@ -97,8 +97,10 @@ def _facts(trace: Trace) -> Iterator[tuple[str, Any]]:
     yield "element type", work[2]
     yield "ranks", run.world_size
     yield "levels seen", [level.name.lower() for level in Level if trace.has(level)]
-    yield "steps timed at", [rung_name(rung.level) for rung in trace.rungs]
-    yield "timed steps", {rung_name(rung.level): rung.steps for rung in trace.rungs}
+    recorded = [rung for rung in trace.rungs if rung.level > Level.APPLICATION]
+    yield "recorded in steps", [depth(rung.level) for rung in recorded]
+    yield "bare steps", sum(rung.steps for rung in trace.rungs if rung not in recorded)
+    yield "timed steps", sum(rung.steps for rung in recorded)
     yield "finished", run.finished
     yield "collectors", run.collectors if "collectors" in run else None
     yield "cpu", machine.cpu

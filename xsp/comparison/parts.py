@@ -77,8 +77,20 @@ def memory(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[tuple[str, str | 
     for of in (_peaks, _layers):
         one, other = _median([of(run) for run in a]), _median([of(run) for run in b])
         if one and other:
+            pairs = _same_place(one, other)
             for name, kind in dict.fromkeys([*one, *other]):
-                yield name, kind, one.get((name, kind)), other.get((name, kind))
+                if (name, kind) in pairs.values():
+                    continue
+                renamed = pairs.get((name, kind))
+                of_b = other.get(renamed or (name, kind))
+                yield name, f"{kind} → {renamed[1]}" if renamed else kind, one.get((name, kind)), of_b
+
+
+def _same_place(one: Taken, other: Taken) -> dict[tuple[str, str | None], tuple[str, str | None]]:
+    """Return the layers of A that B has by the same name and another type, with those of B."""
+    gone, new = [key for key in one if key not in other], [key for key in other if key not in one]
+    names = {name: (name, kind) for name, kind in new if sum(each == name for each, _ in new) == 1}
+    return {key: names[key[0]] for key in gone if key[0] in names and sum(each == key[0] for each, _ in gone) == 1}
 
 
 def _median(runs: Sequence[Taken]) -> Taken:

@@ -32,6 +32,8 @@ _VALUED = "WX"
 _BARE = "bBdEIOPqRsSuv"
 """Python's own options of one letter: those that take a value, and those that take none and run a program."""
 
+_STDIN = "a program is not read from standard input; write it to a file: xsp run FILE.py"
+
 _LONG = "--check-hash-based-pycs"
 _ASK = "import sys, importlib.util; print(sys.prefix); print(importlib.util.find_spec('xsp') is not None)"
 
@@ -91,6 +93,8 @@ def read(words: Sequence[str], is_module: bool = False) -> Program | Elsewhere:
         UsageError: they name no Python program; the message says what to type.
     """
     first, rest = words[0], tuple(words[1:])
+    if first == "-":
+        raise UsageError(f"-: {_STDIN}")
     if is_module:
         return Program(_module(first), rest, is_module=True)
     if _PYTHON.fullmatch(Path(first).name) and not Path(first).is_dir():
@@ -215,7 +219,7 @@ def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
         if word.startswith(f"{_LONG}="):
             options.append(word)
     if not words or words[0] == "-":
-        raise UsageError(f"{name}: name the program, `xsp run {name} train.py`")
+        raise UsageError(f"{name}: name the program, `xsp run {name} train.py`; {_STDIN}")
     found = read(words)
     assert isinstance(found, Program)
     return tuple(options), found

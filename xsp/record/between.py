@@ -37,11 +37,18 @@ MOST_LINES = 60
 MOST_NAMES = 5
 """That a line calls, which are named."""
 
-_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_OWN = ("xsp.", "xsp_collectors.")
+"""Modules whose frames are not the program's."""
+
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 _CALLED = re.compile(r"([^\W\d][\w.]*|\.\w+)\s*\(")
 
 _Line = tuple[CodeType, int]
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Return whether a frame runs code of xsp or of its collectors, wherever they are installed."""
+    return str(frame.f_globals.get("__name__")).startswith(_OWN)
 
 
 class Between:
@@ -66,7 +73,7 @@ class Between:
             return
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and len(self._frames) < MOST_FRAMES:
-            if not frame.f_code.co_filename.startswith(_OWN):
+            if not _is_own(frame):
                 self._frames.append(frame)
             frame = frame.f_back
         if not self._frames or any(each.f_trace is not None for each in self._frames):
@@ -146,8 +153,7 @@ class Between:
             with contextlib.suppress(ValueError):
                 self._frames.remove(frame)  # it would keep what its variables hold
             frame.f_trace, outer = None, frame.f_back
-            is_own = outer is None or outer.f_code.co_filename.startswith(_OWN)
-            self._at = None if outer is None or is_own else (outer.f_code, outer.f_lineno)
+            self._at = None if outer is None or _is_own(outer) else (outer.f_code, outer.f_lineno)
         else:
             self._at = frame.f_code, frame.f_lineno
         self._since_ns = clock.monotonic_ns()

@@ -94,7 +94,8 @@ def _read(title: str, unit: str, *figures: str) -> Chart:
 
 CHARTS: tuple[Chart, ...] = (
     Chart(
-        "phases-over-time", "time", "lying", "Phases over the run", "ms", {}, _PHASES, names=("first_step",), least=2,
+        "phases-over-time", "time", "lying", "Phases over the run", "ms", {}, _PHASES, names=("first_step",),
+        where={"step_ms": ...}, least=2,  # without a recorded step only waiting is known, which is no whole
     ),
     Chart("between", "time", "shares", "Lines between steps", "ms", {"name": "line", "value": "ms"}, most=20),
     Chart("device-activity", "time", "lying", "What each device did", "ms", {}, _ACTIVITY, names=("rank", "device")),

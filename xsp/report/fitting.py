@@ -57,7 +57,7 @@ def told_apart(names: Sequence[str], width: int) -> list[str]:
 
 def _shared_lead(names: Sequence[str]) -> str:
     """Return the words that all names begin with, if there are several names."""
-    if len(set(names)) < 2:
+    if len(set(names)) < 2 or all(name.startswith("[") for name in names):  # a shape without its first sizes is none
         return ""
     pairs = zip(min(names), max(names), strict=False)  # whatever these two begin with, those between them do
     lead = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -225,9 +226,16 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
         if pairs:
             added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
         spans = _spans_added(con, level, before if before is not None else BARE)
-        rungs.append(Rung(level, len(durations), figure, added, added_interval, spans))
+        alone = _alone(run, before if before is not None else BARE, level)
+        rungs.append(Rung(level, len(durations), figure, added, added_interval, spans, alone))
         before = level
     return rungs
+
+
+def _alone(run: Run, outer: int, rung: int) -> float | None:
+    """Return what a span costs by the calibration of the collectors that a rung adds, the mean of several."""
+    costs = [each.ns_per_span for each in run.costs.values() if outer < each.level <= rung and each.ns_per_span > 0]
+    return statistics.fmean(costs) if costs else None
 
 
 def _spans_added(con: duckdb.DuckDBPyConnection, rung: int, outer: int) -> int:

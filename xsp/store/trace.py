@@ -29,17 +29,56 @@ class Rung:
     spans: int
     """Spans per step that this rung adds on the host; device work costs the step nothing."""
 
+    alone_ns: float | None = None
+    """What one of them costs by the calibration, which runs a small workload by itself; None where there is none."""
+
+    @property
+    def per_span_ns(self) -> float:
+        """What one span of this rung adds by the steps alone; 0 where nothing was measured to be added."""
+        return max(0.0, self.added_ns) / self.spans if self.added_ns and self.spans else 0.0
+
     @property
     def cost_ns(self) -> float:
-        """What one span of this rung adds to its step; 0 where nothing was measured to be added."""
-        return max(0.0, self.added_ns) / self.spans if self.added_ns and self.spans else 0.0
+        """What one span of this rung adds to its step; 0 where nothing was measured to be added.
+
+        Where there is a calibration, it is the mean of what the steps say and of what that says, each weighted by its
+        precision: a difference of a few steps on a busy machine says many times what a span can cost.
+        """
+        found = self._weighted()
+        return found[0] if found is not None else self.per_span_ns
 
     @property
     def cost(self) -> summary.Interval:
         """The interval of `cost_ns`."""
+        found = self._weighted()
+        if found is not None:
+            mean, deviation = found
+            return summary.Interval(max(0.0, mean - _Z * deviation), mean + _Z * deviation)
         if self.added is None or not self.spans:
             return summary.Interval(self.cost_ns, self.cost_ns)
         return summary.Interval(max(0.0, self.added.lo) / self.spans, max(0.0, self.added.hi) / self.spans)
+
+    def _weighted(self) -> tuple[float, float] | None:
+        """Return the mean of both sources and its standard deviation; None where one of them says nothing.
+
+        The standard deviation of the calibration is taken to be as large as itself: in a program, a span may cost a
+        multiple of what it costs in a small loop.
+        """
+        if not self.alone_ns or self.added_ns is None or not self.spans:
+            return None
+        by_steps = 0.0
+        if self.added is not None:
+            deviation = (self.added.hi - self.added.lo) / (2 * _Z) / self.spans
+            if not deviation:
+                return None
+            by_steps = deviation**-2
+        alone = self.alone_ns**-2
+        mean = (by_steps * self.added_ns / self.spans + alone * self.alone_ns) / (by_steps + alone)
+        return max(0.0, mean), (by_steps + alone) ** -0.5
+
+
+_Z = 1.96
+"""Standard deviations from the mean to either end of an interval of 95 %."""
 
 
 class Trace:

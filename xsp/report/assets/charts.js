@@ -82,7 +82,7 @@ const sliders = [{ type: "inside", zoomOnMouseWheel: "ctrl" }, { type: "slider",
 function inOrder(places) {
   return {
     grid: { left: 52, right: 12, top: 34, bottom: 56 }, legend: LEGEND, dataZoom: sliders,
-    xAxis: { type: "category", data: places, name: "layer", nameLocation: "middle", nameGap: 22 }, yAxis: { type: "value", axisLabel: { formatter: compact } },
+    xAxis: { type: "category", data: places.map((each) => (each === null ? "none" : each)), name: "layer", nameLocation: "middle", nameGap: 22 }, yAxis: { type: "value", axisLabel: { formatter: compact } },
   };
 }
 
@@ -114,7 +114,7 @@ function layers(chart) {
     data: group.flatMap((each, place) => (wanted(each) ? [[place, value[place]]] : [])),
   });
   const about = (place) => tip([
-    `<b>${plain(name[place])}</b> ${plain(group[place])}`, `${number(value[place])} ${chart.unit}`,
+    `<b>${plain(name[place] ?? "in no layer")}</b> ${plain(group[place])}`, `${number(value[place])} ${chart.unit}`,
     whole ? `${number(whole[place])} ${chart.unit} with the layers inside` : null,
     low && low[place] !== null ? `95 % interval ${number(low[place])} … ${number(high[place])}` : null,
   ]);
