@@ -75,6 +75,20 @@ def test_one_line_is_one_piece_however_noisy() -> None:
         assert len(fit(sizes.tolist(), times.tolist(), 0.1).pieces) == 1, f"seed {seed}"
 
 
+def test_uncertain_timings_do_not_hide_that_memory_is_ten_times_slower_than_caches() -> None:
+    sizes = [4096 << place for place in range(15)]
+    for seed in range(4):
+        noise = np.random.default_rng(seed).uniform(0.75, 1.25, len(sizes))
+        times = [
+            (6e-7 + 2e-11 * min(each, 1 << 20) + 3e-10 * max(0, each - (1 << 20))) * noise[place]
+            for place, each in enumerate(sizes)
+        ]
+        shape = fit(sizes, times, 0.4)  # half intervals of a machine that others use
+        assert len(shape.pieces) == 2, f"seed {seed}"
+        assert 1 << 19 <= shape.knees[0].value <= 1 << 22, f"seed {seed}"
+        assert shape.beta.value == pytest.approx(3e-10, rel=0.3), f"seed {seed}"
+
+
 def test_a_jump_is_a_knee_between_two_sizes() -> None:
     sizes = [4096 << place for place in range(14)]
     shape = fit(sizes, [(1e-5 if each < 1 << 18 else 9e-4) + 1e-9 * each for each in sizes])
