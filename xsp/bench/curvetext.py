@@ -39,7 +39,8 @@ def page(what: str, timings: Timings, found: Sequence[Curve], seconds: float | N
     count = sum(len(each.timings) for each in found)
     spent = "" if seconds is None else f", {made:,} of them now, in {seconds:.1f} s"
     lines = [f"{what}: {count:,} timings{spent}", plain(timings.environment.name)]
-    lines += [f"{left:,} sizes have no timing yet: type it again"] if left else []
+    again = "type it without --list" if seconds is None else "type it again"
+    lines += [f"{left:,} sizes have no timing yet: {again}"] if left else []
     shaped = [each for each in found if each.shape is not None]
     if shaped:
         lines += ["", f"{'family':{NAME}} {'latency':>9} {'GB/s':>7} {'±%':>4} {'best':>7} {'at':>8}  knees"]
