@@ -60,6 +60,12 @@ class Recorded:
     accumulated: int = 1
     """Batches of one update; `work` and `samples` are of one of them, `step` is of all."""
 
+    lasted: tuple[float, ...] = ()
+    """The collective of each bucket of the plan, as the run had it; empty where the run has no plan."""
+
+    exposed: float = 0.0
+    """Sums of gradients of the run with nothing beside them."""
+
     def of_batch(self, batch: int) -> Recorded:
         """Return the step with another number of samples, as if each took the same time in any batch.
 
@@ -100,6 +106,7 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
     told: list[str] = []
     unknown: list[str] = []
     plan = None
+    lasted: tuple[float, ...] = ()
     exposed = 0.0
     on_device = trace.has(Level.KERNEL)
     loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
@@ -108,7 +115,7 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
         step, ends = measured(answers, loop, told, found.step)
         told += found.told
         unknown += found.unknown
-        plan, lanes, exposed = found.plan, found.lanes, found.exposed
+        plan, lasted, lanes, exposed = found.plan, found.lasted, found.lanes, found.exposed
         data = loop.data_ns if loop is not None and loop.data_ns else 0.0
         parts = Parts(found.layers, found.update, found.others, data / 1e9, found.copy)
     else:
@@ -118,7 +125,7 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
     if gradients is not None and (of_modules or plan is not None):
         raise UsageError(f"{trace.name} tells the sizes of its gradients: omit --gradients")
     if of_modules:
-        plan = None
+        plan, lasted = None, ()
         told.append("gradients: the parameters of each module, as recorded")
     elif plan is not None:
         told.append("gradients: the all-reduces that the trace has, with their sizes")
@@ -148,6 +155,7 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
     return Recorded(
         trace.name, work, step, ends, _ranks(trace),
         samples / batches if samples else None, plan, tuple(told), tuple(unknown), lanes, batches,
+        lasted, exposed,
     )  # fmt: skip
 
 

@@ -99,6 +99,10 @@ def as_json(found: Scaling) -> dict[str, Any]:
             for each in found.worth
         ],
         "check": {"predicted_s": found.check.step, "recorded_s": found.measured, "ranks": recorded.ranks},
+        "rebuilt": None if found.rebuilt is None else {
+            "predicted_s": found.rebuilt.step, "exposed_s": found.rebuilt.parts[EXPOSED],
+            "recorded_s": found.measured, "recorded_exposed_s": recorded.exposed,
+        },
         "from": list(map(plain, recorded.told)),
         "unknown": list(map(plain, recorded.unknown)),
         "notes": list(_notes(found)),
@@ -144,6 +148,14 @@ def _notes(found: Scaling) -> list[str]:
         notes.append(
             f"Check: on {_count(found.recorded.ranks, 'rank')}, as recorded, the prediction over this link is "
             f"{duration(1e3 * found.check.step)}, {apart:+.1f} % from what was measured over the run's own."
+        )
+    if found.rebuilt is not None:
+        apart = round(100 * (found.rebuilt.step / found.measured - 1), 1) + 0.0 if found.measured else 0.0
+        notes.append(
+            f"Check: with each all-reduce as long as it was in the run, the step is put together to "
+            f"{duration(1e3 * found.rebuilt.step)}, {apart:+.1f} % from what was measured; "
+            f"{duration(1e3 * found.rebuilt.parts[EXPOSED])} of it are exposed, recorded were "
+            f"{duration(1e3 * found.recorded.exposed)}."
         )
     if not all(each.found.steady for each in found.points):
         notes.append("Steps did not come to repeat themselves; figures are means of the later ones.")
