@@ -18,6 +18,7 @@ from xsp.analyses.devicework import SKEW_NS, prepare
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
 from xsp.predict.buckets import Buckets
+from xsp.predict.hoststep import Lane
 from xsp.predict.training import Call, Layer, in_order
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
@@ -27,8 +28,6 @@ END_NS = 1 << 62
 
 PIECES = 20
 """Of a backward pass whose modules and collectives are not known."""
-
-Lane = tuple[tuple[float, float], ...]
 
 
 class OnDevice(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any
 from xsp import sections
 from xsp.advise.text import duration
 from xsp.predict import prediction, training
+from xsp.predict.hoststep import Lane
 from xsp.predict.prediction import EXPOSED, PARTS, WAITING
-from xsp.predict.recorded import Lane
 from xsp.predict.scaling import LIMITS, Point, Scaling, sharing_cores
 from xsp.predict.schedule import Cause, Schedule
 from xsp.predict.training import ALL
