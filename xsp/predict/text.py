@@ -123,8 +123,8 @@ def _job(found: Scaling) -> str:
     if job.accumulate > 1:
         parts.append(f"{job.accumulate} batches an update")
     if job.straggler.factor != 1.0:
-        who = {"one": "one rank", "turns": "each rank in turn", "together": "all ranks at once, one step of N"}
-        parts.append(f"slower by a factor of {job.straggler.factor:g}: {who[str(job.straggler.who)]}")
+        who = {"one": "one rank", "turns": "each rank in turn", "together": "one step of N, on all ranks at once,"}
+        parts.append(f"{who[str(job.straggler.who)]} takes {job.straggler.factor:g} times as long")
     parts += [
         f"{count} ranks on a {what}" for what, count in (("link", job.on_link), ("disk", job.on_disk)) if count > 1
     ]
