@@ -305,6 +305,14 @@ def judge(
             "no figure" if own is None else f"{100 * own:.1f} %, goal at most 10 %: {'met' if own <= 0.1 else 'missed'}"
         )
         report.notes.append(f"{name}: generic {text}; offered: {found.offered}.")
+        for what, errors in (("held out", {each.model: each.mean for each in found.errors}), ("beyond", further)):
+            others = {model: error for model, error in errors.items() if model != judged.GENERIC}
+            if judged.GENERIC in errors and others:
+                best = min(others, key=others.__getitem__)
+                report.notes.append(
+                    f"{name}, {what}: generic {100 * errors[judged.GENERIC]:.1f} %, best baseline ({best}) "
+                    f"{100 * others[best]:.1f} %."
+                )
     report.data["table"] = table
     return report
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from xsp import sections
-from xsp.bench import curvetext, links, ranks, transfers
+from xsp.bench import curvetext, links, numanodes, ranks, transfers
 from xsp.bench.environment import Environment
 from xsp.bench.shapes import fit
 from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
@@ -73,6 +73,20 @@ def test_one_line_is_one_piece_however_noisy() -> None:
         sizes = np.array([4096.0 * 2**place for place in range(14)])
         times = (1e-5 + 1e-9 * sizes) * (1 + 0.1 * draw.standard_normal(14))
         assert len(fit(sizes.tolist(), times.tolist(), 0.1).pieces) == 1, f"seed {seed}"
+
+
+def test_uncertain_timings_do_not_hide_that_memory_is_ten_times_slower_than_caches() -> None:
+    sizes = [4096 << place for place in range(15)]
+    for seed in range(4):
+        noise = np.random.default_rng(seed).uniform(0.75, 1.25, len(sizes))
+        times = [
+            (6e-7 + 2e-11 * min(each, 1 << 20) + 3e-10 * max(0, each - (1 << 20))) * noise[place]
+            for place, each in enumerate(sizes)
+        ]
+        shape = fit(sizes, times, 0.4)  # half intervals of a machine that others use
+        assert len(shape.pieces) == 2, f"seed {seed}"
+        assert 1 << 19 <= shape.knees[0].value <= 1 << 22, f"seed {seed}"
+        assert shape.beta.value == pytest.approx(3e-10, rel=0.3), f"seed {seed}"
 
 
 def test_a_jump_is_a_knee_between_two_sizes() -> None:
@@ -223,17 +237,83 @@ def test_without_a_device_its_transfers_are_refused_and_with_one_peers_are(tmp_p
     timings = Timings.open(tmp_path, HERE)
     found = links.asked(timings, TRANSFERS, None, (2,), (1,), tmp_path)
     assert not any(FAMILIES[transfers.arguments(each)[0]].device for each in found.specs)
-    assert all(name in found.refused[0] for name, family in FAMILIES.items() if family.device)
-    with pytest.raises(UsageError, match="no device here, which managed-demand, kernel-launch need"):
+    count = sum(family.device for family in FAMILIES.values())
+    assert found.refused[0] == f"no device here, so not timed: {count} families that need one"
+    few = links.asked(timings, TRANSFERS, "copy,kernel-launch,zero-copy", (2,), (1,), tmp_path)
+    assert few.refused == ("no device here, so not timed: kernel-launch, zero-copy",)
+    with pytest.raises(UsageError, match="no device here, which is needed for managed-demand, kernel-launch"):
         links.asked(timings, TRANSFERS, "managed-demand,kernel-launch", (2,))
     with pytest.raises(UsageError, match="there is no device here"):
         links.asked(timings, TRANSFERS, "device", (2,))
     one = Timings.open(tmp_path, Environment({"devices": [{"name": "X"}]}))
-    assert links.asked(one, TRANSFERS, None, (2,), (1,), tmp_path).refused == (
-        "one device here: copies between devices are left out",
+    assert links.asked(one, TRANSFERS, "copy,device", (2,), (1,), tmp_path).refused == (
+        "one device here, so not timed: peer-copy",
     )
-    with pytest.raises(UsageError, match="needs two"):
+    with pytest.raises(UsageError, match="two are needed for peer-copy"):
         links.asked(one, TRANSFERS, "peer-copy", (2,))
+
+
+def test_copies_between_numa_nodes_are_of_machines_with_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = Timings.open(tmp_path, HERE)
+    machine(tmp_path / "one", {0: (0, 1)})
+    monkeypatch.setattr(numanodes, "NODES", tmp_path / "one")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert numanodes.pair() is None
+    with pytest.raises(UsageError, match="two are needed for copy-near-node, copy-far-node"):
+        links.asked(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
+    said = links.asked(timings, TRANSFERS, "memory", (2,), (1,), tmp_path).refused
+    assert said == ("one NUMA node here, so not timed: copy-near-node, copy-far-node",)
+    machine(tmp_path / "four", {0: (), 1: (0, 1), 2: (2, 3), 3: (4, 5)}, "20 10 30 20")
+    monkeypatch.setattr(numanodes, "NODES", tmp_path / "four")
+    assert numanodes.pair() == (1, 2)  # a node without cores of this process is none to run on; 2 is furthest from 1
+    assert numanodes.cores_of(1) == {0, 1}
+    found = links.asked(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
+    assert (found.refused, {each.op for each in found.specs}) == (
+        (), {"transfer::copy-near-node", "transfer::copy-far-node"}
+    )  # fmt: skip
+    monkeypatch.setattr(numanodes, "NODES", tmp_path / "none")
+    assert numanodes.pair() is None
+
+
+def machine(place: Path, cores: dict[int, tuple[int, ...]], distances: str = "10") -> None:
+    """Write what the system says of the NUMA nodes of a machine."""
+    place.mkdir()
+    for name in ("has_memory", "online"):
+        (place / name).write_text(f"0-{len(cores) - 1}\n" if len(cores) > 1 else "0\n")
+    for node, those in cores.items():
+        (place / f"node{node}").mkdir()
+        (place / f"node{node}" / "cpulist").write_text(",".join(map(str, those)) + "\n")
+        (place / f"node{node}" / "distance").write_text(distances + "\n")
+
+
+def test_memory_is_bound_to_a_node_and_a_node_that_is_not_there_is_said_in_words() -> None:
+    if not numanodes.nodes():
+        pytest.skip("the system tells no NUMA nodes")
+    own = numanodes.nodes()[0]
+    try:
+        held = numanodes.memory(1 << 16, own)
+    except OSError as error:
+        pytest.skip(f"no memory is bound here: {error.strerror}")
+    assert len(held) == 1 << 16
+    with pytest.raises(OSError, match="memory cannot be bound to NUMA node 900"):
+        numanodes.memory(1 << 16, 900)
+
+
+def test_the_ratio_of_numa_nodes_is_that_of_their_last_pieces() -> None:
+    def timed(name: str, per_byte: float) -> list[Timing]:
+        found = []
+        for each in transfers.of_transfers([name], (1,)):
+            ns = 1e9 * (1e-7 + per_byte * transfers.arguments(each)[1]["bytes"])
+            found.append(
+                dataclasses.replace(
+                    untimed(each, Status.OK), trimmed_ns=ns, low_ns=ns, high_ns=ns, least_ns=ns, taken_ns=1
+                )
+            )
+        return found
+
+    curves = transfers.curves([*timed("copy-near-node", 1e-10), *timed("copy-far-node", 1.7e-10)])
+    (found,) = [each for each in transfers.ratios(curves) if each.name == "locality of NUMA nodes"]
+    assert found.value == pytest.approx(1.7, rel=1e-3)
 
 
 def test_the_file_system_of_a_folder_is_that_of_the_longest_mount(
@@ -281,7 +361,7 @@ def test_transfers_and_collectives_of_two_ranks_are_timed_and_leave_nothing(tmp_
     pytest.importorskip("torch")
     timings = Timings.open(tmp_path / "timings", HERE)
     (tmp_path / "storage").mkdir()
-    own = [name for name, family in FAMILIES.items() if not family.device]
+    own = [name for name, family in FAMILIES.items() if not (family.device or (family.nodes and not numanodes.pair()))]
     asked = transfers.of_transfers(own, (1,), "any") + transfers.of_collectives(list(OF_RANKS), (2,))
     first = {each.op: each for each in reversed(asked)}
     before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()

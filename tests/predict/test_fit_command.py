@@ -107,7 +107,7 @@ def test_what_to_record_next_was_not_recorded(place: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (("at", "batch=8"), "kind, threads is not given"),
+        (("at", "batch=8"), "no value is given for kind, threads"),
         (("at", "batch=8", "threads=1", "kind=rnn"), "kind=rnn was never recorded; there are cnn, mlp"),
         (("at", "batch=8", "threads=1", "kind=cnn", "lr=1"), "lr is no factor"),
         (("at", "batch=0", "threads=1", "kind=cnn"), "no number above 0"),
@@ -115,6 +115,7 @@ def test_what_to_record_next_was_not_recorded(place: Path, capsys: pytest.Captur
         (("at", "batch=nan", "threads=1", "kind=cnn"), "no number above 0"),
         (("at", "batch=1", "batch=2", "threads=1", "kind=cnn"), "batch is given twice"),
         (("at", "batch=" + ",".join(map(str, range(1, 1002))), "threads=1", "kind=cnn"), "combinations"),
+        (("next", "batch=8"), "no value is given for kind, threads"),
         (("next", "batch=1,2", "threads=1", "kind=cnn"), "one configuration"),
     ],
 )
@@ -132,8 +133,11 @@ def test_what_was_never_recorded_is_refused(
         ("a.json", "{", "is no JSON"),
         ("a.json", "[" * 100_000, "is no JSON"),
         ("a.json", "3", "no list of objects"),
-        ("a.csv", "a,b\n1,2,3\n", "more values than there are names"),
-        ("a.csv", "", "no rows"),
+        ("a.csv", "a,b\n1,2\n1,2,3\n", "a.csv, line 3: has more values than there are names"),
+        ("a.csv", "", "a.csv: there are no rows"),
+        ("a.csv", "batch,step_ms\n", "a.csv: there are no rows"),
+        ("a.csv", "batch;step_ms\n1;0,5\n", "columns are separated by ';' there"),
+        ("a.tsv", "batch,step_ms\n1,2\n", "columns are separated by ',' there"),
         ("a.csv", "batch,batch,ms\n1,2,3\n", "two columns are called batch"),
         ("a.parquet", "no", "is no Parquet"),
         ("a.csv", "batch,step_ms\n" + "1,1\n" * 5, "no column has more than one value"),
@@ -146,6 +150,16 @@ def test_what_is_no_table_is_refused(
     if content is not None:
         (tmp_path / name).write_text(content)
     assert said in refused(capsys, "fit", str(tmp_path / name), "-o", str(tmp_path / "fit.json"))
+
+
+def test_spaces_around_names_and_values_of_a_table_are_none_of_them(tmp_path: Path) -> None:
+    from xsp.predict import configurations
+
+    (tmp_path / "a.csv").write_text("batch , kind, step_ms\n8 , one, 1.5 \n16, two, 2.5\n")
+    found = configurations.of_rows(configurations.read(tmp_path / "a.csv"))
+    assert [each.name for each in found.factors] == ["batch", "kind"]
+    assert found.seconds.tolist() == pytest.approx([1.5e-3, 2.5e-3])
+    assert sorted(found.factor("kind").levels) == ["one", "two"]
 
 
 def test_a_file_that_is_no_fit_is_neither_read_nor_replaced(

@@ -150,6 +150,31 @@ def test_a_trace_that_does_not_tell_its_gradients_needs_them(tmp_path: Path) -> 
     assert any("cut into" in each for each in found.unknown)
 
 
+def test_a_step_is_put_together_again_from_its_own_collectives(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = recorded.of(xsp.load(trace))
+    assert found.lasted == pytest.approx([300 * US] * 3 + [ALONE_US * US])
+    assert found.exposed == pytest.approx(ALONE_US * US)
+    answer = scaling.of(found, Job(link=LINK, plan=found.plan), [1, 2])
+    assert answer.rebuilt is not None
+    assert answer.rebuilt.step == pytest.approx(STEP_US * US, rel=0.01)
+    assert answer.rebuilt.parts[prediction.EXPOSED] == pytest.approx(ALONE_US * US, rel=0.02)
+    assert main(["predict", str(trace), "--ranks", "8", "--link", "10us,1GB/s"]) == 0
+    assert "with each all-reduce as long as it was in the run" in " ".join(capsys.readouterr().out.split())
+    assert main(["predict", str(trace), "--ranks", "8", "--link", "10us,1GB/s", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)["rebuilt"]
+    assert told["predicted_s"] == pytest.approx(answer.rebuilt.step)
+    assert told["recorded_exposed_s"] == pytest.approx(ALONE_US * US)
+
+
+def test_durations_of_collectives_belong_to_a_plan_of_buckets() -> None:
+    with pytest.raises(UsageError, match="each bucket of a plan"):
+        Job(2, LINK, lasting=(0.1,))
+    with pytest.raises(UsageError, match="each bucket of a plan"):
+        Job(2, LINK, plan=((0,), (1,)), lasting=(0.1,))
+    with pytest.raises(UsageError, match="an all-reduce"):
+        Job(2, LINK, plan=((0,),), lasting=(-0.1,))
+
+
 def test_collectives_that_are_no_sums_stay_as_recorded(tmp_path: Path) -> None:
     plain = recorded.of(xsp.load(kineto(tmp_path / "plain.pt.trace.json.gz")))
     found = recorded.of(xsp.load(kineto(tmp_path / "exchange.pt.trace.json.gz", exchange_us=400.0)))
@@ -401,3 +426,22 @@ def test_real_traces_of_one_rank_are_predicted_and_add_up(shared: Path, name: st
     assert found.plan is not None
     assert sum(point.found.parts.values()) == pytest.approx(point.found.step, rel=1e-6)
     assert point.found.step <= 1.05 * found.step  # over a fast link, without waiting for others
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kineto_nvidia/hta_a100_nccl_metadata_rank0of2.json.gz",
+        "kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8.json.gz",
+        "multi_rank/hta_sampled_rank-0.json.gz",
+        "multi_rank/hta_sampled_rank-1.json.gz",
+        "multi_rank",
+    ],
+)
+def test_steps_of_real_jobs_of_several_devices_are_within_a_tenth_when_put_together_from_their_parts(
+    shared: Path, name: str
+) -> None:
+    found = recorded.of(xsp.load(shared / "traces" / name))
+    rebuilt = scaling.of(found, Job(link=LINK, plan=found.plan), [1]).rebuilt
+    assert rebuilt is not None
+    assert rebuilt.step == pytest.approx(found.step, rel=0.1)

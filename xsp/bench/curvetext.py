@@ -18,6 +18,9 @@ WIDTH = 79
 NAME = 30
 SECTION = {COLLECTIVES: "bench-collectives", "transfers": "bench-transfers"}
 BARS = " ▁▂▃▄▅▆▇█"
+KEPT = "\u00a0"
+"""Stands for a space at which no line ends."""
+
 DISTURBED = 1.05
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -36,12 +39,14 @@ def page(what: str, timings: Timings, found: Sequence[Curve], seconds: float | N
     count = sum(len(each.timings) for each in found)
     spent = "" if seconds is None else f", {made:,} of them now, in {seconds:.1f} s"
     lines = [f"{what}: {count:,} timings{spent}", plain(timings.environment.name)]
-    lines += [f"{left:,} sizes have no timing yet: type it again"] if left else []
+    again = "type it without --list" if seconds is None else "type it again"
+    lines += [f"{left:,} sizes have no timing yet: {again}"] if left else []
     shaped = [each for each in found if each.shape is not None]
     if shaped:
         lines += ["", f"{'family':{NAME}} {'latency':>9} {'GB/s':>7} {'±%':>4} {'best':>7} {'at':>8}  knees"]
         for each in shaped:
-            lines += textwrap.wrap(_row(each), WIDTH, subsequent_indent=" " * (NAME + 1)) or []
+            rows = textwrap.wrap(_row(each), WIDTH, subsequent_indent=" " * (NAME + 1))
+            lines += [row.replace(KEPT, " ") for row in rows]
         lines += ["", "latency: α of the first piece; GB/s: 1/β of the last one; best: highest rate"]
         low, high = _range(shaped)
         lines += ["", f"GB/s by size, {size(low)} to {size(high)}, each row up to its own best"]
@@ -73,7 +78,7 @@ def _row(curve: Curve) -> str:
     beta = shape.beta
     half = 100 * (beta.high - beta.low) / 2 / beta.value if beta.value else math.inf
     rate = f"{1e-9 / beta.value:7.2f} {min(half, 999):4.0f}" if beta.value else f"{'–':>7} {'–':>4}"
-    knees = ", ".join(size(each.value) for each in shape.knees) or "none"
+    knees = ", ".join(size(each.value).replace(" ", KEPT) for each in shape.knees) or "none"
     name = plain(curve.name)
     return f"{name[:NAME]:{NAME}} {_latency(shape.alpha):>9} {rate} {best[1] / 1e9:7.2f} {size(best[0]):>8}  {knees}"
 

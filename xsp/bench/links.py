@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xsp.bench import plan, transfers
+from xsp.bench import numanodes, plan, transfers
 from xsp.bench.plan import Progress
 from xsp.bench.repeatability import LIMITS
 from xsp.bench.spec import Spec
@@ -19,6 +19,8 @@ from xsp.processes import cores
 
 MOUNTS = Path("/proc/self/mounts")
 MOST_RANKS = 16
+MOST_NAMED = 4
+"""Families that a line names one by one."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +66,37 @@ def asked(
         raise UsageError(f"{place}: no folder; storage is timed in one: --directory DIR")
     names = transfers.named(families, FAMILIES)
     devices = len(timings.environment.equal.get("devices") or ())
-    refused = []
-    if not devices:
-        left = [name for name in names if FAMILIES[name].device]
-        names = [name for name in names if name not in left]
-        if left and not names:
-            raise UsageError(f"there is no device here, which {', '.join(left)} need")
-        refused += [f"no device here: {', '.join(left)} are left out"] if left else []
-    elif devices == 1 and "peer-copy" in names:
-        names.remove("peer-copy")
-        refused.append("one device here: copies between devices are left out")
-        if not names:
-            raise UsageError("there is one device here; peer-copy needs two")
+    names, refused = _here(names, devices)
     counts = tuple(dict.fromkeys((1, cores()))) if threads is None else threads
     found = transfers.of_transfers(names, counts, filesystem(place))
     return Asked(tuple(found), tuple(refused), place)
+
+
+def _here(names: Sequence[str], devices: int) -> tuple[list[str], list[str]]:
+    """Return the families that this machine has what they need for, and a line for each kind of the others.
+
+    Raises:
+        UsageError: there is none.
+    """
+    every = FAMILIES.values()
+    lacking = (
+        ("no device here", "there is no device here, which is needed for {}",
+         () if devices else [each.name for each in every if each.device]),
+        ("one device here", "there is one device here, and two are needed for {}",
+         () if devices > 1 else [each.name for each in every if each.peers]),
+        ("one NUMA node here", "there is one NUMA node here, and two are needed for {}",
+         () if numanodes.pair() else [each.name for each in every if each.nodes]),
+    )  # fmt: skip
+    found, refused = list(names), []
+    for there, what, those in lacking:
+        left = [name for name in found if name in those]
+        found = [name for name in found if name not in left]
+        if left and not found:
+            raise UsageError(what.format(", ".join(left)))
+        if left:
+            said = f"{len(left)} families that need one" if len(left) > MOST_NAMED else ", ".join(left)
+            refused.append(f"{there}, so not timed: {said}")
+    return found, refused
 
 
 def fill(found: Asked, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:

@@ -1,6 +1,6 @@
 """The other process of transfers between processes, and both ends of what they are sent through.
 
-Everything that connects the two is inherited and has no name: pipes, pairs of sockets, a mapping of a file in memory.
+Everything that connects the two is inherited and has no name: pipes, pairs of sockets, a file that both map.
 So nothing is left behind, whichever of them is killed. The other process needs neither torch nor the table engine.
 """
 
@@ -14,12 +14,17 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from xsp import processes
 
 _CODE = processes.calling("xsp.bench.partner", "answer")
+
+MAPPED = ("shared-memory", "mapped-file")
+"""Families whose messages lie in what both map: a memfd, or a file of a folder."""
 
 PATIENCE_S = 15.0
 """For the other process to start, or to answer."""
@@ -53,7 +58,7 @@ class Ends:
         """Send a message and wait for its answer."""
         if how.endswith("-duplex"):
             self._exchange(self.sockets[how.removesuffix("-duplex")], size)
-        elif how == "shared-memory":
+        elif how in MAPPED:
             self.memory[:size] = self.held[:size]
             self.control.sendall(b"x")
             _byte(self.control)
@@ -69,7 +74,7 @@ class Ends:
         """Receive a message and answer it."""
         if how.endswith("-duplex"):
             self._exchange(self.sockets[how.removesuffix("-duplex")], size)
-        elif how == "shared-memory":
+        elif how in MAPPED:
             _byte(self.control)
             self.held[:size] = self.memory[:size]
             self.control.sendall(b"x")
@@ -124,19 +129,19 @@ def _fill(over: socket.socket, what: memoryview) -> None:
 class Partner:
     """The other process, as the one that times sees it."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, folder: Path | None = None) -> None:
         """Start it.
 
         Args:
             size: bytes of the largest message.
+            folder: in which the file lies that both map; one in memory (a memfd) without it.
 
         Raises:
-            OSError: it cannot be started, or there is no loopback.
+            OSError: it cannot be started, there is no loopback, or the folder has no room.
         """
+        shared = _shared(size, folder)
         there, back = os.pipe(), os.pipe()
         control, local, tcp = socket.socketpair(), socket.socketpair(), _tcp_pair()
-        shared = os.memfd_create("xsp-transfers")
-        os.ftruncate(shared, size)
         theirs = [each[1].detach() for each in (control, local, tcp)]
         numbers = [theirs[0], there[0], back[1], theirs[1], theirs[2], shared]
         try:
@@ -177,6 +182,21 @@ class Partner:
         self._process.kill()
         self._process.wait()
         self.ends.close()
+
+
+def _shared(size: int, folder: Path | None) -> int:
+    """Return a file without a name, as a descriptor; all its bytes are reserved, so that writing a mapping cannot fail.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if folder is None:
+        number = os.memfd_create("xsp-transfers")
+        os.ftruncate(number, size)
+        return number
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        return os.dup(file.fileno())
 
 
 def _tcp_pair() -> tuple[socket.socket, socket.socket]:

@@ -4,6 +4,8 @@ A piece of a curve is t = α + β·size with β ≥ 0, and in the first one α �
 relative errors, so that small sizes count as much as large ones and a disturbed size pulls nothing. Where pieces begin
 is solved exactly, by dynamic programming over all cuts between sizes; how many there are is decided by Schwarz's
 criterion (BIC, with the correction for few points), in which residuals below the noise of the timings count as it.
+Residuals there are logarithms of ratios: relative ones are at most 1 for a line far below a time, so that a curve with
+a knee and uncertain timings would seem to be one line.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ LEAST_NOISE = 0.005
 
 ROUNDS = 30
 SMALLEST_RESIDUAL = 1e-5
+SMALLEST_RATIO = 1e-3
+"""Of a fitted time to the measured one; a line that is further below it counts as so far."""
+
 RESAMPLES = 200
 LEAVES = 0.1
 """Relative residual from which on a size is said to leave the model, and an extrapolation is not believed."""
@@ -143,7 +148,8 @@ def _cuts(x: Numbers, t: Numbers, noise: float, most: int) -> list[tuple[int, in
     start, slope = _lines(x, t, spans)
     cost = {}
     for place, (i, j) in enumerate(spans):
-        cost[i, j] = float(np.abs((start[place] + slope[place] * x[i:j]) / t[i:j] - 1).sum())
+        ratio = np.maximum((start[place] + slope[place] * x[i:j]) / t[i:j], SMALLEST_RATIO)
+        cost[i, j] = float(np.abs(np.log(ratio)).sum())  # a tenth of a time is as far from it as ten times
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]  # pieces → where they end → cost, where the last begins
     for _ in range(min(most, count // FEWEST)):
         ends: dict[int, tuple[float, int]] = {}

@@ -49,6 +49,16 @@ class Family:
 
     cold: bool = False
     device: bool = False
+    peers: bool = False
+    """Whether it needs several devices."""
+
+    nodes: bool = False
+    """Whether it needs several NUMA nodes."""
+
+    @property
+    def in_folder(self) -> bool:
+        """Whether a file is part of it, so that the kind of file system is one of its conditions."""
+        return self.group == STORAGE or self.name == "mapped-file"
 
 
 MEMORY, PROCESSES, STORAGE, DEVICE = "memory", "processes", "storage", "device"
@@ -62,9 +72,13 @@ FAMILIES = {
         Family("triad", MEMORY, "a = b + s·c, bytes of one of them", traffic=3, threaded=True),
         Family("memcpy", MEMORY, "memmove of the C library", traffic=2),
         Family("strided", MEMORY, "every other row of 256 bytes is copied", traffic=2, threaded=True),
+        Family("strided-3d", MEMORY, "every other row of 256 bytes of every other plane", traffic=2, threaded=True),
+        Family("copy-near-node", MEMORY, "memmove within a NUMA node, by a core of it", traffic=2, nodes=True),
+        Family("copy-far-node", MEMORY, "the same from the furthest node", traffic=2, nodes=True),
         Family("first-touch", MEMORY, "fresh pages are written for the first time"),
         Family("first-touch-huge", MEMORY, "the same, huge pages asked for", least=4 * MIB),
-        Family("shared-memory", PROCESSES, "one writes, the other reads and answers", traffic=2),
+        Family("shared-memory", PROCESSES, "one writes into a memfd, the other reads and answers", traffic=2),
+        Family("mapped-file", PROCESSES, "the same with a file that both map", traffic=2),
         Family("pipe", PROCESSES, "a message through a pipe, and its answer of a byte"),
         Family("unix-socket", PROCESSES, "the same through a UNIX socket"),
         Family("tcp-loopback", PROCESSES, "the same through TCP on loopback"),
@@ -91,7 +105,7 @@ FAMILIES = {
         Family("kernel-launch", DEVICE, "the host launches a kernel that does next to nothing", most=0, device=True),
         Family("graph-launch", DEVICE, "the same by a CUDA graph of one kernel", most=0, device=True),
         Family("synchronize", DEVICE, "the host waits for a device that is idle", most=0, device=True),
-        Family("peer-copy", DEVICE, "from one device to another", device=True),
+        Family("peer-copy", DEVICE, "from one device to another", device=True, peers=True),
     )
 }
 
@@ -129,6 +143,9 @@ PRODUCTS = {1 * MIB: 8, 8 * MIB: 64, 32 * MIB: 256}
 COPIED = 16 * MIB
 """Bytes of `together-copy`."""
 
+ROW = 256
+"""Bytes of a row of strided copies; a plane has 4 of those that are copied."""
+
 
 def sizes(family: Family) -> list[int]:
     """Return the bytes in which a family is timed, 0 where it moves none: each fourfold first, then those between."""
@@ -165,12 +182,12 @@ def of_transfers(names: Sequence[str], threads: Sequence[int], storage: str = ""
     Args:
         names: of families.
         threads: for those that threads of torch do; the others have one.
-        storage: kind of file system, which belongs to what a transfer of storage is.
+        storage: kind of file system, which belongs to what a transfer of a file is.
     """
     found = []
     for name in names:
         family = FAMILIES[name]
-        how = {"filesystem": storage} if family.group == STORAGE else {}
+        how = {"filesystem": storage} if family.in_folder else {}
         for count in threads if family.threaded else (1,):
             found.append([spec(name, TRANSFERS, each, count, family.cold, **how) for each in sizes(family)])
     return list(_in_turn(found))
@@ -330,7 +347,10 @@ class Ratio:
 
 
 def ratios(found: Sequence[Curve]) -> list[Ratio]:
-    """Return duplex ratios (of rates), and locality ratios: the last piece's seconds a byte over the first one's."""
+    """Return duplex ratios (of rates), and locality ratios (of seconds a byte).
+
+    The latter are of the last piece of a curve over its first one, and of the furthest NUMA node over the own one.
+    """
     shaped = {(each.family.name, each.ranks, each.threads, each.how): each for each in found if each.shape is not None}
     made = []
     for (name, ranks, threads, how), curve in shaped.items():
@@ -341,6 +361,14 @@ def ratios(found: Sequence[Curve]) -> list[Ratio]:
             made.append(
                 Ratio(f"duplex {one.name}", 2 * way.value / both.value, 2 * way.low / both.high,
                       2 * way.high / (both.low or both.value), "rate of both ways over that of one")
+            )  # fmt: skip
+        near_node = shaped.get(("copy-near-node", ranks, threads, how)) if name == "copy-far-node" else None
+        if near_node is not None and near_node.shape is not None and near_node.shape.beta.value:
+            own, other = near_node.shape.beta, curve.shape.beta
+            made.append(
+                Ratio("locality of NUMA nodes", other.value / own.value, other.low / own.high,
+                      other.high / (own.low or own.value),
+                      "seconds a byte from the furthest node over those of the own one")
             )  # fmt: skip
         if curve.family.group == MEMORY and len(curve.shape.pieces) > 1:
             near, far = curve.shape.pieces[0].per_byte, curve.shape.beta

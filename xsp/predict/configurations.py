@@ -300,17 +300,40 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _of_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            read = csv.DictReader(file, delimiter=delimiter, strict=True)
-            names = list(read.fieldnames or ())
-            rows = list(read)
+            read = csv.DictReader(file, delimiter=delimiter, strict=True, skipinitialspace=True)
+            read.fieldnames = names = [name.strip() for name in read.fieldnames or ()]
+            _check_names(path, names, delimiter)
+            rows = []
+            for row in read:
+                if None in row:
+                    raise UsageError(
+                        f"{path}, line {read.line_num}: has more values than there are names in the first line"
+                    )
+                rows.append(row)
     except (csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: is no table in CSV ({plain(str(error))})") from error
+    if not rows:
+        raise UsageError(f"{path}: there are no rows; {SHAPES}")
+    return rows
+
+
+def _check_names(path: Path, names: Sequence[str], delimiter: str) -> None:
+    """Refuse names that another character separates, and two that are equal.
+
+    Raises:
+        UsageError: they are such.
+    """
+    other = next(
+        (each for each in (";", "\t", ",", "|") if each != delimiter and len(names) == 1 and each in names[0]), ""
+    )
+    if other:
+        raise UsageError(
+            f"{path}: columns are separated by {other!r} there, and a {path.suffix} has {delimiter!r}: write it so, "
+            "with a point in numbers"
+        )
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
         raise UsageError(f"{path}: two columns are called {plain(double)}: rename one")
-    if any(None in row for row in rows):
-        raise UsageError(f"{path}: a row has more values than there are names in the first line")
-    return rows
 
 
 def _of_json(path: Path, lines: bool) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ nothing beside it, which is what another number of ranks changes.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from xsp.analyses.devicework import SKEW_NS, prepare
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
 from xsp.predict.buckets import Buckets
+from xsp.predict.hoststep import Lane
 from xsp.predict.training import Call, Layer, in_order
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
@@ -26,8 +28,6 @@ END_NS = 1 << 62
 
 PIECES = 20
 """Of a backward pass whose modules and collectives are not known."""
-
-Lane = tuple[tuple[float, float], ...]
 
 
 class OnDevice(NamedTuple):
@@ -46,6 +46,9 @@ class OnDevice(NamedTuple):
     """From the first work to the end of the last, over the number of steps."""
 
     plan: Buckets | None
+    lasted: tuple[float, ...]
+    """The collective of each bucket of the plan, from its first moment on the device to its last; empty without one."""
+
     lanes: Mapping[str, Lane]
     told: list[str]
     unknown: list[str]
@@ -138,12 +141,12 @@ def of(trace: Trace) -> OnDevice:
         )
     if devices > 1:
         unknown.append(f"{devices - 1} of {devices} devices: the step is of the lowest one")
-    layers, plan = _layers(work, sent, steps, unknown)
+    layers, plan, lasted = _layers(work, sent, steps, unknown)
     if plan is None and not any(each.layer for each in work):
         unknown.append(f"modules: the backward pass is cut into {PIECES} pieces of equal time")
     update, copy = (sum(each.took for each in work if each.phase == phase) / steps for phase in ("update", "copy"))
     step = (sum(each.took for each in work) + waited + exposed + of_others) / steps
-    return OnDevice(layers, update, copy, exposed / steps, of_others / steps, step, plan, lanes, told, unknown)
+    return OnDevice(layers, update, copy, exposed / steps, of_others / steps, step, plan, lasted, lanes, told, unknown)
 
 
 def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
@@ -256,10 +259,11 @@ def _covered(intervals: Sequence[tuple[int, int]], start: int, end: int) -> int:
 
 
 class _Sent(NamedTuple):
-    """A collective of gradients: the step it is of, when it began, its bytes."""
+    """A collective of gradients: the step it is of, when it began and how long it lasted, its bytes."""
 
     step: int | None
     start_ns: int
+    lasted_ns: int
     size: int
 
 
@@ -283,7 +287,9 @@ def _reductions(trace: Trace, rows: Sequence[dict[str, Any]]) -> tuple[list[_Sen
     sums = [(mine[span_id], size) for span_id, kind, size in those if kind in _SUMS]
     if any(size is None for _, size in sums):
         return [], words
-    return [_Sent(row["step"], row["start_ns"], int(size)) for row, size in sums], words
+    return [
+        _Sent(row["step"], row["start_ns"], row["end_ns"] - row["start_ns"], int(size)) for row, size in sums
+    ], words
 
 
 _SUMS = ("all_reduce", "reduce_scatter")
@@ -291,15 +297,18 @@ _SUMS = ("all_reduce", "reduce_scatter")
 
 def _layers(
     work: Sequence[_Work], sent: Sequence[_Sent], steps: int, unknown: list[str]
-) -> tuple[tuple[Layer, ...], Buckets | None]:
-    """Return the layers of the step: cut where gradients were sent, else by module, else in pieces."""
+) -> tuple[tuple[Layer, ...], Buckets | None, tuple[float, ...]]:
+    """Return the layers of the step: cut where gradients were sent, else by module, else in pieces.
+
+    With the former come the buckets, and the seconds that the collective of each lasted.
+    """
     forward = sum(each.took for each in work if each.phase == "forward") / steps
     backward = [each for each in work if each.phase == "backward"]
     cut = _cut(forward, backward, sent, steps, unknown)
     if cut is not None:
         return cut
     if any(each.layer for each in work):
-        return _by_module(work, steps), None
+        return _by_module(work, steps), None, ()
     whole = sum(each.took for each in backward)
     pieces = [0.0] * PIECES
     done = 0.0
@@ -307,18 +316,19 @@ def _layers(
         pieces[min(PIECES - 1, int(PIECES * done / whole)) if whole else 0] += each.took / steps
         done += each.took
     layers = (Layer(f"piece {PIECES - place}", forward / PIECES, pieces[place]) for place in range(PIECES))
-    return tuple(layers)[::-1], None
+    return tuple(layers)[::-1], None, ()
 
 
 def _cut(
     forward: float, backward: Sequence[_Work], sent: Sequence[_Sent], steps: int, unknown: list[str]
-) -> tuple[tuple[Layer, ...], Buckets] | None:
+) -> tuple[tuple[Layer, ...], Buckets, tuple[float, ...]] | None:
     """Return a layer for each collective of gradients: what the backward pass did since the one before.
 
     Of the steps those count that sent what most of them did: in its first one PyTorch has other buckets. Where no half
     of them sent the same, collectives may be missing, which is added to what is unknown.
     """
     took: dict[tuple[int, ...], list[list[float]]] = {}
+    lasted: dict[tuple[int, ...], list[list[int]]] = {}
     for step in dict.fromkeys(each.step for each in backward):
         those = [each for each in backward if each.step == step]
         mine = [each for each in sent if each.step == step and each.start_ns + SKEW_NS >= those[0].end_ns]
@@ -330,6 +340,7 @@ def _cut(
                 place += 1
             pieces[place] += each.took
         took.setdefault(tuple(each.size for each in mine), []).append(pieces)
+        lasted.setdefault(tuple(each.size for each in mine), []).append([each.lasted_ns for each in mine])
     if not took:
         return None
     sizes = max(reversed(took), key=lambda each: len(took[each]))
@@ -347,7 +358,8 @@ def _cut(
         Layer(f"bucket {number}", forward / len(sizes), means[number] * scale, (size,))
         for number, size in enumerate(sizes)
     ]
-    return tuple(reversed(layers)), tuple((number,) for number in range(len(sizes)))
+    lasting = tuple(statistics.fmean(those) / 1e9 for those in zip(*lasted[sizes], strict=True))
+    return tuple(reversed(layers)), tuple((number,) for number in range(len(sizes))), lasting
 
 
 def _by_module(work: Sequence[_Work], steps: int) -> tuple[Layer, ...]:

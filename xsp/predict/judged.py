@@ -307,7 +307,7 @@ def asked_values(judged: Judged, asked: Sequence[Mapping[str, float | str]]) -> 
         unknown = [name for name in each if name not in {factor.name for factor in factors}]
         lacks = [factor.name for factor in factors if factor.name not in each]
         if unknown or lacks:
-            which = f"{unknown[0]} is no factor of the fit" if unknown else f"{', '.join(lacks)} is not given"
+            which = f"{unknown[0]} is no factor of the fit" if unknown else f"no value is given for {', '.join(lacks)}"
             raise UsageError(f"{which}; it has {', '.join(factor.name for factor in factors)}")
         for factor in factors:
             _check(factor, each[factor.name])

@@ -55,13 +55,14 @@ def choose(
     Raises:
         UsageError: the point is none.
     """
+    wanted = None if point is None else judging.asked_values(judged, [point])
     asked = candidates(judged)
     if not asked:
         return []
     values = judging.asked_values(judged, asked)
     seconds = judging.offered(judged)(values)
     apart = _apart(judging.spread(judged, values))
-    target = apart if point is None else _apart(judging.spread(judged, judging.asked_values(judged, [point])))
+    target = apart if wanted is None else _apart(judging.spread(judged, wanted))
     noise = float(np.var(judged.residuals)) or 1e-12
     cost = start + steps * seconds
     doubt = apart.std(axis=1)

@@ -48,6 +48,9 @@ class Scaling:
     check: Predicted
     """The step as it was recorded, predicted."""
 
+    rebuilt: Predicted | None
+    """The same with each collective as long as it was; None where the run does not tell."""
+
     measured: float
     """What that step took."""
 
@@ -71,7 +74,11 @@ def of(recorded: Recorded, job: Job, ranks: Sequence[int], original: Recorded | 
     )  # fmt: skip
     check = prediction.predict(original.work, bare)
     worth = tuple(prediction.worth(sharing_cores(recorded.work, largest), largest))
-    return Scaling(recorded, job, points, worth, check, original.step)
+    rebuilt = None
+    if original.lasted and original.ranks > 1:
+        own = Job(original.ranks, plan=original.plan, lasting=original.lasted, accumulate=original.accumulated)
+        rebuilt = prediction.predict(original.work, own)
+    return Scaling(recorded, job, points, worth, check, rebuilt, original.step)
 
 
 def to_chakra(found: Scaling, folder: Path) -> int:

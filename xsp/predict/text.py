@@ -11,8 +11,8 @@ from typing import Any
 from xsp import sections
 from xsp.advise.text import duration
 from xsp.predict import prediction, training
+from xsp.predict.hoststep import Lane
 from xsp.predict.prediction import EXPOSED, PARTS, WAITING
-from xsp.predict.recorded import Lane
 from xsp.predict.scaling import LIMITS, Point, Scaling, sharing_cores
 from xsp.predict.schedule import Cause, Schedule
 from xsp.predict.training import ALL
@@ -99,6 +99,10 @@ def as_json(found: Scaling) -> dict[str, Any]:
             for each in found.worth
         ],
         "check": {"predicted_s": found.check.step, "recorded_s": found.measured, "ranks": recorded.ranks},
+        "rebuilt": None if found.rebuilt is None else {
+            "predicted_s": found.rebuilt.step, "exposed_s": found.rebuilt.parts[EXPOSED],
+            "recorded_s": found.measured, "recorded_exposed_s": recorded.exposed,
+        },
         "from": list(map(plain, recorded.told)),
         "unknown": list(map(plain, recorded.unknown)),
         "notes": list(_notes(found)),
@@ -119,8 +123,8 @@ def _job(found: Scaling) -> str:
     if job.accumulate > 1:
         parts.append(f"{job.accumulate} batches an update")
     if job.straggler.factor != 1.0:
-        who = {"one": "one rank", "turns": "each rank in turn", "together": "all ranks at once, one step of N"}
-        parts.append(f"slower by a factor of {job.straggler.factor:g}: {who[str(job.straggler.who)]}")
+        who = {"one": "one rank", "turns": "each rank in turn", "together": "one step of N, on all ranks at once,"}
+        parts.append(f"{who[str(job.straggler.who)]} takes {job.straggler.factor:g} times as long")
     parts += [
         f"{count} ranks on a {what}" for what, count in (("link", job.on_link), ("disk", job.on_disk)) if count > 1
     ]
@@ -144,6 +148,14 @@ def _notes(found: Scaling) -> list[str]:
         notes.append(
             f"Check: on {_count(found.recorded.ranks, 'rank')}, as recorded, the prediction over this link is "
             f"{duration(1e3 * found.check.step)}, {apart:+.1f} % from what was measured over the run's own."
+        )
+    if found.rebuilt is not None:
+        apart = round(100 * (found.rebuilt.step / found.measured - 1), 1) + 0.0 if found.measured else 0.0
+        notes.append(
+            f"Check: with each all-reduce as long as it was in the run, the step is put together to "
+            f"{duration(1e3 * found.rebuilt.step)}, {apart:+.1f} % from what was measured; "
+            f"{duration(1e3 * found.rebuilt.parts[EXPOSED])} of it are exposed, recorded were "
+            f"{duration(1e3 * found.recorded.exposed)}."
         )
     if not all(each.found.steady for each in found.points):
         notes.append("Steps did not come to repeat themselves; figures are means of the later ones.")

@@ -191,11 +191,18 @@ class Job:
     on_disk: int = 1
     """Ranks that share a disk."""
 
+    lasting: tuple[float, ...] = ()
+    """Seconds of the all-reduce of each bucket, which then count instead of the link."""
+
     def __post_init__(self) -> None:
         """Refuse what is no job."""
         collectives.all_reduce(Algorithm.RING, self.link, self.ranks)
         if min(self.accumulate, self.on_link, self.on_disk) < 1:
             raise UsageError("batches of an update, and ranks of a link and of a disk, are 1 or more")
+        if self.lasting and (self.sharded or self.plan is None or len(self.lasting) != len(self.plan)):
+            raise UsageError("there is a duration for the all-reduce of each bucket of a plan, and none without a plan")
+        for each in self.lasting:
+            seconds(each, "an all-reduce")
 
 
 class Class(NamedTuple):
@@ -396,6 +403,8 @@ class _Builder:
         return max(0.0, min(sent, self.ahead - (start - self.clock)))
 
     def _seconds(self, what: str, bucket: int) -> float:
+        if self.job.lasting:
+            return self.job.lasting[bucket]
         size, ranks = self.sizes[bucket], self.job.ranks
         if what == "all-gather":
             return collectives.gather_seconds(self.link, ranks, size)

@@ -1,0 +1,218 @@
+"""What is moved to, from and within a device, for the runtime `transfers`.
+
+Imports torch: import it where it is needed. Within a device its own clock counts, from the first start to the last end;
+where pageable memory keeps the host busy, or two devices take part, the host's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xsp.bench.inputs import NotTimeable
+from xsp.bench.torchcalls import Prepared, timed_by_itself
+from xsp.bench.transfers import FAMILIES, ROW
+
+SPIN_CYCLES = 2_000_000
+"""For which a device waits while transfers are queued."""
+
+
+def prepared(name: str, size: int) -> Prepared:
+    """Return a transfer of a device: timed by its own clock, but where pageable memory keeps the host busy."""
+    if not torch.cuda.is_available():
+        raise NotTimeable("there is no device here")
+    if name == "peer-copy" and torch.cuda.device_count() < 2:
+        raise NotTimeable("there is one device here, and a peer is another one")
+    if not FAMILIES[name].most:
+        return timed_by_itself(_of_no_bytes(name), most_calls=500)
+    if name == "zero-copy" or name.startswith("managed-"):
+        return timed_by_itself(_of_host_pages(name, size), most_calls=100)
+    host = [torch.ones(size, dtype=torch.uint8, pin_memory="pinned" in name) for _ in range(2)]
+    there = [torch.ones(size, dtype=torch.uint8, device="cuda:0") for _ in range(2)]
+    if name == "peer-copy":
+        there[1] = there[1].to("cuda:1")
+    pairs: dict[str, tuple[Any, Any]] = {
+        "host-to-device": (there[0], host[0]), "device-to-host": (host[0], there[0]),
+        "device-copy": (there[0], there[1]), "peer-copy": (there[1], there[0]),
+    }  # fmt: skip
+    if name == "both-ways-pinned":
+        ways = [(there[0], host[0]), (host[1], there[1])]
+        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+        return timed_by_itself(lambda calls: _on_device(ways, streams, calls), most_calls=100)
+    if name in ("device-read", "device-write", "device-strided"):
+        return timed_by_itself(_within(name, size), most_calls=100)
+    into, source = pairs[name.removesuffix("-pageable").removesuffix("-pinned")]
+    if name.endswith("pageable") or name == "peer-copy":
+        return timed_by_itself(lambda calls: _by_the_host(into, source, calls))
+    return timed_by_itself(lambda calls: _on_device([(into, source)], [torch.cuda.Stream()], calls), most_calls=100)
+
+
+def _within(name: str, size: int) -> Callable[[int], int]:
+    """Return how calls within a device are timed, by its own clock."""
+    if name == "device-strided":
+        rows = [torch.ones(2 * size // ROW, ROW // 4, device="cuda:0")[::2] for _ in range(2)]
+        return lambda calls: _on_device([(rows[0], rows[1])], [torch.cuda.Stream()], calls)
+    whole = torch.ones(size // 4, device="cuda:0")
+
+    def batch(calls: int) -> int:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(SPIN_CYCLES)
+        start.record()
+        for _ in range(calls):
+            if name == "device-read":
+                whole.sum()
+            else:
+                whole.fill_(2.0)
+        end.record()
+        torch.cuda.synchronize()
+        return max(1, round(float(start.elapsed_time(end)) * 1e6))
+
+    return batch
+
+
+def _of_no_bytes(name: str) -> Callable[[int], int]:
+    """Return how launches and waits are timed, by the clock of the host; launches stay below what a device queues."""
+    call: Callable[[], Any] = (
+        torch.cuda.synchronize if name == "synchronize" else functools.partial(torch.cuda._sleep, 1)
+    )
+    if name == "graph-launch":
+        one, graph = torch.zeros(1, device="cuda:0"), torch.cuda.CUDAGraph()
+        one.add_(1)  # loads the kernel, which a capture must not do
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            one.add_(1)
+        call = graph.replay
+
+    def batch(calls: int) -> int:
+        call()
+        torch.cuda.synchronize()
+        began = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        took = time.perf_counter_ns() - began
+        torch.cuda.synchronize()
+        return max(1, took)
+
+    return batch
+
+
+class _Pages:
+    """Memory at an address, as torch takes it (`__cuda_array_interface__`); managed pages are freed with it."""
+
+    def __init__(self, size: int, runtime: ctypes.CDLL) -> None:
+        self.size, self.runtime, address = size, runtime, ctypes.c_void_p()
+        status = runtime.cudaMallocManaged(ctypes.byref(address), ctypes.c_size_t(size), ctypes.c_uint(1))
+        if status or not address.value:
+            raise NotTimeable(f"the device gives no managed memory (CUDA error {status})")
+        self.address: int = address.value
+        self.__cuda_array_interface__ = {
+            "shape": (size // 4,), "typestr": "<f4", "data": (self.address, False), "version": 3
+        }  # fmt: skip
+
+    def to_host(self) -> None:
+        """Write all pages by the host, so that they lie there."""
+        ctypes.memset(self.address, 0, self.size)
+
+    def prefetch(self) -> None:
+        """Have the pages come to device 0, in the current stream."""
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        where, size = ctypes.c_void_p(self.address), ctypes.c_size_t(self.size)
+        if int((torch.version.cuda or "0").partition(".")[0]) >= 13:  # a location instead of a number, and flags
+            status = self.runtime.cudaMemPrefetchAsync(where, size, _Location(1, 0), ctypes.c_uint(0), stream)
+        else:
+            status = self.runtime.cudaMemPrefetchAsync(where, size, ctypes.c_int(0), stream)
+        if status:
+            raise NotTimeable(f"the device prefetches no managed memory (CUDA error {status})")
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0):
+            self.runtime.cudaFree(ctypes.c_void_p(self.address))
+
+
+class _Location(ctypes.Structure):
+    """`cudaMemLocation`: 1 is a device."""
+
+    _fields_ = (("kind", ctypes.c_int), ("number", ctypes.c_int))
+
+
+def _runtime() -> ctypes.CDLL:
+    """Return the runtime library that torch has loaded."""
+    major = (torch.version.cuda or "").partition(".")[0]
+    torch.cuda.init()
+    try:
+        return ctypes.CDLL(f"libcudart.so.{major}")
+    except OSError as error:
+        raise NotTimeable(f"CUDA's runtime library cannot be called: {error}") from error
+
+
+def _of_host_pages(name: str, size: int) -> Callable[[int], int]:
+    """Return how a device reads memory that lies on the host, by its own clock; pages are brought back before each."""
+    pages = None if name == "zero-copy" else _Pages(size, _runtime())
+    if pages is None:
+        pinned = torch.ones(size // 4, pin_memory=True)
+        seen = torch.as_tensor(_Pinned(pinned), device="cuda:0")
+    else:
+        seen = torch.as_tensor(pages, device="cuda:0")
+
+    def batch(calls: int) -> int:
+        took = 0.0
+        for _ in range(calls):
+            torch.cuda.synchronize()
+            if pages is not None:
+                pages.to_host()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(SPIN_CYCLES)
+            start.record()
+            if name == "managed-prefetch" and pages is not None:
+                pages.prefetch()
+            else:
+                seen.sum()
+            end.record()
+            torch.cuda.synchronize()
+            took += float(start.elapsed_time(end))
+        return max(1, round(took * 1e6))
+
+    return batch
+
+
+class _Pinned:
+    """Pinned memory of the host as a device sees it, at the same address."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+        self.__cuda_array_interface__ = {
+            "shape": tuple(held.shape), "typestr": "<f4", "data": (held.data_ptr(), False), "version": 3
+        }  # fmt: skip
+
+
+def _by_the_host(into: torch.Tensor, source: torch.Tensor, calls: int) -> int:
+    torch.cuda.synchronize()
+    began = time.perf_counter_ns()
+    for _ in range(calls):
+        into.copy_(source)
+    for place in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(place)
+    return time.perf_counter_ns() - began
+
+
+def _on_device(ways: list[tuple[torch.Tensor, torch.Tensor]], streams: list[Any], calls: int) -> int:
+    """Return the nanoseconds from the first start to the last end, while a device waits until all are queued."""
+    start, ends = torch.cuda.Event(enable_timing=True), [torch.cuda.Event(enable_timing=True) for _ in streams]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SPIN_CYCLES)
+    start.record()
+    for (into, source), stream, end in zip(ways, streams, ends, strict=True):
+        stream.wait_event(start)
+        with torch.cuda.stream(stream):
+            for _ in range(calls):
+                into.copy_(source, non_blocking=True)
+            end.record()
+    torch.cuda.synchronize()
+    took: float = max(start.elapsed_time(end) for end in ends)
+    return max(1, round(took * 1e6))

@@ -1,0 +1,108 @@
+"""NUMA nodes of this machine, and copies from one of them to another.
+
+Pages are bound to a node by the system call `mbind`, as there may be no libnuma. Neither torch nor the table engine is
+needed here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+NODES = Path("/sys/devices/system/node")
+
+_MBIND = {"x86_64": 237, "aarch64": 235, "riscv64": 235, "ppc64le": 259, "s390x": 268}
+"""Number of the system call by machine."""
+
+_BIND = 2
+"""`MPOL_BIND`: pages come from these nodes alone."""
+
+
+def nodes() -> list[int]:
+    """Return the nodes that have memory, in order; none where the system does not tell."""
+    return _numbers("has_memory")
+
+
+def cores_of(node: int) -> set[int]:
+    """Return the cores of a node that this process may use."""
+    return set(_numbers(f"node{node}/cpulist")) & os.sched_getaffinity(0)
+
+
+def _numbers(name: str) -> list[int]:
+    """Return the numbers of a list of the system, `0-3,8`."""
+    try:
+        text = (NODES / name).read_text(encoding="ascii").strip()
+        ranges = [[int(end) for end in each.split("-")] for each in text.split(",") if each]
+    except (OSError, ValueError):
+        return []
+    return [number for each in ranges for number in range(each[0], each[-1] + 1)]
+
+
+def pair() -> tuple[int, int] | None:
+    """Return a node on which this process may run, and the one that is furthest from it; None where there is none."""
+    there = nodes()
+    own = next((node for node in there if cores_of(node)), None)
+    if own is None or len(there) < 2:
+        return None
+    try:
+        texts = (NODES / f"node{own}" / "distance").read_text(encoding="ascii").split()
+        distances = dict(zip(_numbers("online"), map(int, texts), strict=True))
+    except (OSError, ValueError):
+        distances = {}
+    return own, max((node for node in there if node != own), key=lambda node: distances.get(node, 0))
+
+
+def memory(size: int, node: int) -> ctypes.Array[ctypes.c_char]:
+    """Return so many bytes of memory that lie on a node, written once.
+
+    Raises:
+        OSError: the system does not give them; `strerror` says why in words.
+    """
+    number = _MBIND.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, f"how memory is bound to a NUMA node is not known for {platform.machine()}")
+    found = mmap.mmap(-1, size)
+    held = (ctypes.c_char * size).from_buffer(found)
+    bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+    mask = (ctypes.c_ulong * (node // bits + 1))()
+    mask[node // bits] = 1 << node % bits
+    library = ctypes.CDLL(None, use_errno=True)
+    begin = ctypes.c_ulong(ctypes.addressof(held))
+    most = ctypes.c_ulong(bits * len(mask) + 1)
+    if library.syscall(number, begin, ctypes.c_ulong(size), _BIND, mask, most, ctypes.c_uint(0)):
+        code = ctypes.get_errno()
+        raise OSError(code, f"memory cannot be bound to NUMA node {node} ({os.strerror(code)})")
+    found[:] = bytes(size)
+    return held
+
+
+def copying(size: int, far: bool) -> Callable[[int], int]:
+    """Return what times copies of one thread into its own node's memory, from there or from the furthest node.
+
+    Raises:
+        OSError: there is one node, or memory cannot be bound; `strerror` says which in words.
+    """
+    found = pair()
+    if found is None:
+        raise OSError(errno.ENODEV, "there is one NUMA node here, and another one is needed")
+    own, other = found
+    into, source = memory(size, own), memory(size, other if far else own)
+
+    def batch(calls: int) -> int:
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores_of(own) & before)
+        try:
+            began = time.perf_counter_ns()
+            for _ in range(calls):
+                ctypes.memmove(into, source, size)
+            return time.perf_counter_ns() - began
+        finally:
+            os.sched_setaffinity(0, before)
+
+    return batch

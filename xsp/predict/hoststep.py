@@ -1,0 +1,227 @@
+"""The step of a run on the host: its phases, shared out among calls of modules in the order in which they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xsp.analyses.answers import Answers
+from xsp.analyses.phases import BACKWARD, BETWEEN, DATA, FORWARD, OPTIMIZER, REST
+from xsp.errors import AnalysisError
+from xsp.predict.training import Call, Layer, in_order
+from xsp.schema import Kind, Level, Rule
+from xsp.store.trace import Trace
+from xsp.store.views import LAYERS, NS
+
+Lane = tuple[tuple[float, float], ...]
+"""When something ran in the recorded step, in seconds from its beginning."""
+
+
+class OnHost(NamedTuple):
+    """What the host does in a step; durations are seconds."""
+
+    layers: tuple[Layer, ...]
+    update: float
+    other: float
+    data: float
+    exposed: float
+    """Collectives of the backward pass with nothing beside them, which are in none of the others."""
+
+    batches: int
+    """Of one update."""
+
+    lanes: Mapping[str, Lane]
+    told: list[str]
+    unknown: list[str]
+
+
+def of(trace: Trace, answers: Answers) -> OnHost:
+    """Return what the host does in a step, by its phases.
+
+    Raises:
+        AnalysisError: it has no forward and backward pass.
+    """
+    told: list[str] = []
+    unknown: list[str] = []
+    took = {row["phase"]: (row["ms"] or 0.0) / 1e3 for row in answers["phases"].dicts()}
+    if not took.get(BACKWARD) or not took.get(FORWARD):
+        raise AnalysisError(
+            f"{trace.name!r} holds no training step with a forward and a backward pass: record one, "
+            "`xsp run train.py` or `xsp profile MODEL --train`"
+        )
+    waited = _waited_for_ranks(trace)
+    if waited:
+        told.append(f"of the backward pass {waited * 1e3:.3g} ms are left out: collectives with nothing beside them")
+    backward = max(0.0, took[BACKWARD] - waited)
+    rows = _layers(trace)
+    told.append(
+        f"forward, backward, update: phases of the step; their share by layer from {len(rows)} calls of modules"
+    )
+    own = sum(row["own_ns"] for row in rows)
+    known = sum(row["backward_ns"] or 0 for row in rows)
+    if not rows or not own:
+        layers: tuple[Layer, ...] = (Layer("model", took[FORWARD], backward),)
+        unknown.append("modules: record with --levels M/L; all gradients arrive at the end of the backward pass")
+    else:
+        if not known:
+            unknown.append("backward of each layer: no operators were recorded, so it is spread as the forward pass is")
+        layers = _in_order(rows, took[FORWARD] / own, backward, batches(trace))
+    other = took.get(REST, 0.0) + took.get(BETWEEN, 0.0)
+    return OnHost(
+        layers,
+        took.get(OPTIMIZER, 0.0),
+        other,
+        took.get(DATA, 0.0),
+        waited,
+        batches(trace),
+        _lanes(trace),
+        told,
+        unknown,
+    )
+
+
+def _layers(trace: Trace) -> list[dict[str, Any]]:
+    """Return the calls of modules in the order of execution: name, own time, and that of their backward operators.
+
+    `stretches` are the uninterrupted stretches of a call in the backward pass: the place of each among those of all
+    calls, in the order of time, and its nanoseconds. What a module does itself has one before, between and behind those
+    of the modules within it.
+    """
+    relation = trace.sql(
+        f"""
+        WITH {LAYERS}, ordered AS (
+            SELECT parent_id, {NS} AS ns, row_number() OVER (ORDER BY start_ns, span_id) AS place,
+                   lag(parent_id) OVER (ORDER BY start_ns, span_id) IS DISTINCT FROM parent_id AS begins
+            FROM merged WHERE parent_rule = '{Rule.SEQUENCE}'
+                AND parent_id IN (SELECT span_id FROM merged WHERE level = {int(Level.LAYER)})
+        ), numbered AS (
+            SELECT *, sum(begins::INTEGER) OVER (ORDER BY place) AS stretch FROM ordered
+        ), stretched AS (
+            SELECT parent_id, stretch::INTEGER AS stretch, sum(ns)::DOUBLE AS ns FROM numbered GROUP BY ALL
+        ), backward AS (
+            SELECT parent_id, sum(ns) AS ns, list([stretch, ns] ORDER BY stretch) AS stretches
+            FROM stretched GROUP BY parent_id
+        )
+        SELECT layers.name AS name, leaf, self_ns::DOUBLE AS own_ns, backward.ns AS backward_ns,
+               coalesce(stretches, []) AS stretches
+        FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id ORDER BY layer_index, start_ns
+        """
+    )
+    return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+
+
+def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float, batches: int) -> tuple[Layer, ...]:
+    """Return the layers, batch by batch, with the backward pass of each batch as recorded (`training.in_order`).
+
+    Without recorded operators modules that call no others share the backward pass, since nothing tells when the others
+    do their part of it.
+
+    Args:
+        rows: calls of `_layers`.
+        forward: seconds of the forward pass for a nanosecond of a module itself.
+        backward: seconds of all backward passes.
+        batches: passes that the calls are of; in equal parts, else they are taken as one.
+    """
+    known = sum(row["backward_ns"] or 0 for row in rows)
+    if not known:
+        own = sum(row["own_ns"] for row in rows if row["leaf"])
+        shares = [(row["own_ns"] / own if row["leaf"] else 0.0) if own else 1 / len(rows) for row in rows]
+        return tuple(
+            Layer(row["name"], forward * row["own_ns"], backward * share)
+            for row, share in zip(rows, shares, strict=True)
+        )
+    count = len(rows) // batches if len(rows) % batches == 0 else len(rows)
+    found: list[Layer] = []
+    for begin in range(0, len(rows), count):
+        found += in_order(
+            [
+                Call(
+                    row["name"],
+                    forward * row["own_ns"],
+                    [(at, backward * took / known) for at, took in row["stretches"]],
+                )
+                for row in rows[begin : begin + count]
+            ]
+        )
+    return tuple(found)
+
+
+def batches(trace: Trace) -> int:
+    """Return how many batches an update has: each with a call of the model and a backward pass of its own."""
+    rows = trace.sql(
+        f"""
+        SELECT count(*) FILTER (kind = '{Kind.BACKWARD}'), count(*) FILTER (kind = '{Kind.OPTIMIZER}'),
+               (SELECT list(count) FROM (SELECT count(*) AS count FROM merged
+                WHERE level = {int(Level.LAYER)} AND coalesce(depth, 0) = 0 GROUP BY name))
+        FROM merged WHERE level = {int(Level.MODEL)}
+        """
+    ).fetchall()
+    passes, updates, calls = rows[0]
+    return int(passes) if updates == 1 and passes > 1 and calls and set(calls) == {passes} else 1
+
+
+def _waited_for_ranks(trace: Trace) -> float:
+    """Return the seconds of the backward pass in which a collective of the host ran and no operator did."""
+    rows = trace.sql(
+        f"""
+        SELECT CASE WHEN kind = '{Kind.BACKWARD}' THEN 'pass' WHEN contains(attributes, 'xsp.collective.name')
+                    THEN 'sent' ELSE 'ran' END AS what, start_ns, start_ns + dur_ns
+        FROM merged WHERE kind = '{Kind.BACKWARD}' OR level = {int(Level.OP)} AND phase = 'backward'
+            AND NOT starts_with(name, 'c10d::')
+            OR level = {int(Level.LIBRARY)} AND kind = '{Kind.CALL}' AND contains(attributes, 'xsp.collective.name')
+        """
+    ).fetchall()
+    those = {what: _union([(a, b) for each, a, b in rows if each == what]) for what in ("pass", "sent", "ran")}
+    inside = _both(those["pass"], those["sent"])
+    return (_length(inside) - _length(_both(inside, those["ran"]))) / 1e9
+
+
+def _union(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def _both(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return where both of two unions are."""
+    marks = sorted(
+        [(at, step) for start, end in (*one, *other) for at, step in ((start, 1), (end, -1))],
+        key=lambda mark: (mark[0], mark[1]),
+    )
+    found: list[tuple[int, int]] = []
+    depth = before = 0
+    for at, step in marks:
+        if depth == 2 and at > before:
+            found.append((before, at))
+        depth, before = depth + step, at
+    return found
+
+
+def _length(intervals: Sequence[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in intervals)
+
+
+def _lanes(trace: Trace) -> dict[str, Lane]:
+    """Return when the phases of the merged step ran as recorded, with the cost of profiling in them."""
+    names = {str(Kind.FORWARD): "forward", str(Kind.BACKWARD): "backward", str(Kind.OPTIMIZER): "update",
+             str(Kind.DATA): "input"}  # fmt: skip
+    rows = trace.sql(
+        f"""
+        WITH those AS (
+            SELECT kind, start_ns, start_ns + dur_ns AS end_ns FROM merged WHERE kind IN {tuple(names)}
+            UNION ALL
+            SELECT 'sent', start_ns, start_ns + dur_ns FROM merged
+            WHERE level = {int(Level.LIBRARY)} AND contains(attributes, 'xsp.collective.name')
+        )
+        SELECT kind, (start_ns - min(start_ns) OVER ()) / 1e9, (end_ns - min(start_ns) OVER ()) / 1e9 FROM those
+        ORDER BY start_ns
+        """
+    ).fetchall()
+    lanes: dict[str, list[tuple[float, float]]] = {}
+    for kind, start, end in rows:
+        lanes.setdefault(names.get(kind, "communication"), []).append((float(start), float(end)))
+    return {name: tuple(those) for name, those in lanes.items()}
