@@ -97,8 +97,8 @@ class Measured:
     not_cold: str = ""
     """Why nothing was measured cold."""
 
-    shared_pages: str = ""
-    """The system's setting of large pages for shared memory, in which the store keeps weights; "" if it tells none."""
+    large_bytes: int | None = None
+    """How many bytes of the weights had large pages in the store; None if that is not known."""
 
 
 def measure(
@@ -144,12 +144,13 @@ def measure(
         with _process() as preparing:
             made = _ask(preparing, {"do": "prepare", **asked})
         asked["weights"] = weights or f"{folder}/model.safetensors"
-        found = Measured(source, module, made["nbytes"], made["tensors"], most=turns, shared_pages=shared_pages())
+        found = Measured(source, module, made["nbytes"], made["tensors"], most=turns)
         files = [Path(asked["weights"]), Path(folder) / "model.pt"]
         found.not_cold = _not_cold(files) if COLD in states else "it was not asked for"
         with store_at(Path(asked["store"]), 2 * made["nbytes"] + (64 << 20)) as store:
             _take_turns(found, asked, files, how, random.Random(seed), told)
             _take_memory(found, asked, files, store, told)
+            found.large_bytes = sum(each["large_bytes"] for each in client.status(Path(asked["store"]))["objects"])
     return found
 
 
@@ -277,13 +278,6 @@ def _drop(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())  # pages that are not written yet cannot be dropped
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def shared_pages(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")) -> str:
-    """Return whether shared memory has large pages, in the system's words: the one in brackets; "" if it tells none."""
-    with contextlib.suppress(OSError):
-        return setting.read_text(encoding="ascii").partition("[")[2].partition("]")[0]
-    return ""
 
 
 def _not_cold(files: Sequence[Path]) -> str:

@@ -16,9 +16,8 @@ MATTERS = 0.05
 """A gain in time of less than this share of what `load_file` takes, or in memory of this share of the weights for each
 process, is not called one."""
 
-
-SMALL_PAGES = ("never", "deny", "advise")
-"""Settings of the system with which memory that is written as the store does has small pages."""
+FEW_LARGE = 0.5
+"""With large pages for less than this share of the weights, that is said: it is why a first call takes longer."""
 
 
 class Verdict(NamedTuple):
@@ -107,11 +106,11 @@ def text(found: Measured) -> str:
         "Trimmed means with 95 % intervals. Warm: the file is in memory, and the store holds it. Cold: neither;",
     ]
     lines += [f"nothing was measured cold: {found.not_cold}" if found.not_cold else "the store copies it first."]
-    if found.shared_pages in SMALL_PAGES:
+    if found.large_bytes is not None and found.large_bytes < FEW_LARGE * found.nbytes:
         lines += [
             "",
-            f"Shared memory has pages of 4 KiB here (shmem_enabled is {found.shared_pages}), files may have larger:",
-            "the first call touches each page once. docs/use/share.md says what may help.",
+            f"Of the weights {size_text(found.large_bytes)} have large pages in the store, the rest pages of 4 KiB, of",
+            "which the first call touches each; a file in the page cache may have larger ones. See docs/use/share.md.",
         ]
     return "\n".join(lines)
 
@@ -149,7 +148,7 @@ def plain(found: Measured) -> dict[str, Any]:
         ],
         "memory": [{"way": way, **memory._asdict()} for way, memory in found.memory.items()],
         "not_cold": found.not_cold or None,
-        "shared_pages": found.shared_pages or None,
+        "large_bytes": found.large_bytes,
     }
 
 
