@@ -60,7 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _measured(text: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return milliseconds of each warm turn by way, and the bytes of memory."""
-    found = measuring.measure(steps.spec_of(text), turns=options.rounds, seed=options.seed, states=(measuring.WARM,))
+    found = measuring.measure(
+        steps.spec_of(text),
+        turns=options.rounds,
+        seed=options.seed,
+        states=(measuring.WARM,),
+        together=measuring.TOGETHER if options.quick else PROCESSES,
+    )
     return {
         "bytes": found.nbytes,
         "load_ms": {way: [ns / 1e6 for ns in each.load_ns] for (way, _), each in found.taken.items()},
@@ -146,7 +152,7 @@ def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int)
         report.notes.append(
             f"Goal: what processes have in common is at most {MOST_MEMORY} times the weights, of models of "
             f"{LEAST_BYTES / 1e6:.0f} MB and more: at most {max(copies):.2f}, {_met(max(copies) <= MOST_MEMORY)} "
-            f"(from 1 and {measuring.TOGETHER} processes, by proportional set size)."
+            f"(from 1 and {PROCESSES} processes, of --quick {measuring.TOGETHER}, by proportional set size)."
         )
 
 

@@ -95,7 +95,7 @@ def _load(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     began = clock.monotonic_ns()
     tensors = _tensors(state)
     if state["built"] is not None and tensors is not None:
-        _assign(torch, state["built"].model, tensors)
+        assign(torch, state["built"].model, tensors)
     loaded = clock.monotonic_ns()
     with torch.inference_mode():
         if state["built"] is not None:
@@ -127,7 +127,7 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, Any] | None:
     return {each.name: modules.view_of(held, each) for each in held.tensors}
 
 
-def _assign(torch: Any, module: Any, tensors: Mapping[str, Any]) -> None:
+def assign(torch: Any, module: Any, tensors: Mapping[str, Any]) -> None:
     """Put tensors into a module without copies; tied parameters stay tied, as `load_state_dict` does not keep them."""
     made: dict[int, tuple[Any, Any]] = {}  # with what it replaces, so that no number is given twice
     for name, owner, own in _slots(module):

@@ -72,7 +72,7 @@ class Memory(NamedTuple):
     """A single process, with what else the way needs (the store)."""
 
     each: float
-    """One process more; from `TOGETHER` processes at a time."""
+    """One process more; from several processes at a time."""
 
     pss: int
     """The proportional set size of one of those, libraries included."""
@@ -108,6 +108,7 @@ def measure(
     seed: int = 0,
     told: Told = lambda *_: None,
     states: Sequence[str] = (WARM, COLD),
+    together: int = TOGETHER,
 ) -> Measured:
     """Measure all ways in turns, until it is known whether `attach` takes less time than `load_file`, both warm.
 
@@ -120,6 +121,7 @@ def measure(
         seed: of the order.
         told: see `Told`.
         states: which of warm and cold to measure.
+        together: processes at a time for memory; 2 or more.
 
     Raises:
         ShareError: a process says why it cannot load the weights or call the model.
@@ -149,7 +151,7 @@ def measure(
         found.not_cold = _not_cold(files) if COLD in states else "it was not asked for"
         with store_at(Path(asked["store"]), 2 * made["nbytes"] + (64 << 20)) as store:
             _take_turns(found, asked, files, how, random.Random(seed), told)
-            _take_memory(found, asked, files, store, told)
+            _take_memory(found, asked, files, store, told, together)
             found.large_bytes = sum(each["large_bytes"] for each in client.status(Path(asked["store"]))["objects"])
     return found
 
@@ -183,13 +185,18 @@ def _take_turns(
 
 
 def _take_memory(
-    found: Measured, asked: dict[str, str], files: Sequence[Path], store: subprocess.Popen[bytes], told: Told
+    found: Measured,
+    asked: dict[str, str],
+    files: Sequence[Path],
+    store: subprocess.Popen[bytes],
+    told: Told,
+    together: int,
 ) -> None:
     """Measure one process, and several at a time, of each way."""
     for place, way in enumerate(WAYS):
         totals: list[int] = []
         pss = 0
-        for count in (1, TOGETHER):
+        for count in (1, together):
             told(f"memory: {count} × {way}", place, len(WAYS))
             with contextlib.ExitStack() as stack:
                 several = [stack.enter_context(_process()) for _ in range(count)]
@@ -205,7 +212,7 @@ def _take_memory(
                 return  # the system does not tell
             totals.append(sum(each["pss"] - each["libraries"] for each in told_of))
             pss = told_of[0]["pss"]
-        found.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (TOGETHER - 1), pss)
+        found.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (together - 1), pss)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
