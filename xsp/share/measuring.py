@@ -143,8 +143,8 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
         asked = {"cwd": os.getcwd(), "folder": folder, "module": module, "weights": weights, "store": f"{folder}/s"}
         told("writing what is loaded", 0, 1)
-        with _process() as preparing:
-            made = _ask(preparing, {"do": "prepare", **asked})
+        with started() as preparing:
+            made = answer_of(preparing, {"do": "prepare", **asked})
         asked["weights"] = weights or f"{folder}/model.safetensors"
         found = Measured(source, module, made["nbytes"], made["tensors"], most=turns)
         files = [Path(asked["weights"]), Path(folder) / "model.pt"]
@@ -172,10 +172,10 @@ def _take_turns(
         for place, (way, state) in enumerate(draw.sample(these, len(these))):
             said = f"turn {turn} of at most {found.most}: {way}, {state}"
             told(said, (turn - 1) * len(order) + place, found.most * len(order))
-            with _process() as process:
-                _ask(process, {"do": "build", "way": way, **asked})
+            with started() as process:
+                answer_of(process, {"do": "build", "way": way, **asked})
                 _bring_about(state, files, Path(asked["store"]))
-                took = _ask(process, {"do": "load"})
+                took = answer_of(process, {"do": "load"})
             found.taken[way, state].load_ns.append(took["load_ns"])
             found.taken[way, state].call_ns.append(took["call_ns"])
         found.turns = turn
@@ -199,13 +199,13 @@ def _take_memory(
         for count in (1, together):
             told(f"memory: {count} × {way}", place, len(WAYS))
             with contextlib.ExitStack() as stack:
-                several = [stack.enter_context(_process()) for _ in range(count)]
+                several = [stack.enter_context(started()) for _ in range(count)]
                 for process in several:
-                    _ask(process, {"do": "build", "way": way, **asked})
+                    answer_of(process, {"do": "build", "way": way, **asked})
                 _bring_about(WARM, files, Path(asked["store"]))
                 for process in several:
-                    _ask(process, {"do": "load"})
-                told_of = [_ask(process, {"do": "memory"}) for process in several]
+                    answer_of(process, {"do": "load"})
+                told_of = [answer_of(process, {"do": "memory"}) for process in several]
                 if way == ATTACH:
                     told_of.append(memory_of(store.pid))
             if not all(told_of):
@@ -219,7 +219,8 @@ def _take_memory(
 
 
 @contextlib.contextmanager
-def _process() -> Iterator[processes.Asked]:
+def started() -> Iterator[processes.Asked]:
+    """Run a process that is measured."""
     process = processes.Asked(_CODE, str(os.getpid()))
     try:
         yield process
@@ -227,7 +228,12 @@ def _process() -> Iterator[processes.Asked]:
         process.end()
 
 
-def _ask(process: processes.Asked, question: dict[str, Any]) -> dict[str, Any]:
+def answer_of(process: processes.Asked, question: dict[str, Any]) -> dict[str, Any]:
+    """Ask such a process, and return its answer.
+
+    Raises:
+        ShareError: it says why it cannot, ends, or takes too long.
+    """
     process.ask(question)
     line = process.answer(time.monotonic() + ANSWER_S)
     if not line:
