@@ -178,8 +178,8 @@ def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int)
 def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return how often `xsp share estimate` says rightly whether sharing pays, over ways and states that differ.
 
-    Right is what the turns say, where the interval of their ratio is above a gain of `paying.MATTERS` or below it. Of
-    the foretold gain in loading that share of the measured time, with the first call, is asked: nothing foretells calls.
+    Right is what the turns say, where the interval of their ratio is above a gain of `paying.MATTERS` or below it. As
+    no call is foretold, the gain in loading is to be that share of the measured time of loading and the first call.
     """
     try:
         shapes = estimate.curves(Timings.open(None))
