@@ -22,8 +22,8 @@ from parts import page, turns
 LAST = (
     "true_time", "short_steps", "same_results", "compare_runs", "layer_overhead", "op_overhead", "service_cost",
     "long_run", "sampling_cost", "graph_corpus", "block_timings", "shared_layers", "construction", "measures_latency",
-    "language_lengths", "estimators", "share_models", "advice", "predict_configurations", "predict_scaling",
-    "predict_ddp", "predict_curves", "predict_buckets",
+    "language_lengths", "estimators", "share_models", "share_load", "advice", "predict_configurations",
+    "predict_scaling", "predict_ddp", "predict_curves", "predict_buckets",
     "otlp_encode", "otlp_million", "otlp_loss", "parents", "reopen",
     "rank_scale", "spark_ranks", "kineto_scale", "kineto_peers",
 )  # fmt: skip

@@ -18,7 +18,9 @@ from typing import Any
 
 from parts import steps, turns
 
-from xsp.share import client, measuring
+from xsp.bench.timings import Timings
+from xsp.errors import ShareError
+from xsp.share import client, estimate, measuring, paying
 from xsp.share.measured import ATTACH, MMAP, PICKLE
 
 PROCESSES = 8
@@ -29,12 +31,17 @@ LEAST_BYTES = 20e6
 FILES = ((500 * MIB, 1), (500 * MIB, 1_000), (8 * MIB, 1_000), (8 * MIB, 4_000))
 """Bytes and tensors of the files of zeros."""
 
-MOST_ATTACH_MS, MOST_TENSOR_US, MOST_MEMORY, LEAST_GAIN = 10.0, 5.0, 1.15, 2.0
-"""Goals: of 500 MB, a tensor more, one copy for all processes, and the gain where loading is half of the time."""
+MOST_ATTACH_MS, MOST_TENSOR_US, MOST_MEMORY, LEAST_GAIN, LEAST_RIGHT = 10.0, 5.0, 1.15, 2.0, 0.9
+"""Goals: of 500 MB, a tensor more, one copy for all processes, the gain where loading is half of the time, and how
+often it is foretold rightly whether sharing pays."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = turns.parse(steps.add_options(turns.parser(__doc__, rounds=6)), arguments)
+    made = steps.add_options(turns.parser(__doc__, rounds=6))
+    made.add_argument(
+        "--cold", action="store_true", help="weights that are neither in the store nor in the page cache too"
+    )
+    options = turns.parse(made, arguments)
     report = turns.Report(
         "share_models",
         f"Loading and first call by `attach`, against the other ways; memory of {PROCESSES} processes",
@@ -45,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept = _kept(options.out)
     until = steps.until(options)
     for number, text in enumerate(wanted, 1):
-        if text not in kept and time.monotonic() < until:
+        if not _has(kept.get(text), options.cold) and time.monotonic() < until:
             turns.say(f"{number}/{len(wanted)} {text}")
             kept[text] = _measured(text, options)
             _keep(options.out, text, kept[text])
@@ -53,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if text in kept:
             _add(report, text, kept[text])
     _conclude(report, [kept[text] for text in wanted if text in kept], len(wanted))
+    report.notes += _deciding([kept[text] for text in wanted if text in kept])
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
         report.notes += _attaching(Path(folder), options)
     report.finish(options)
@@ -60,13 +68,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _measured(text: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return milliseconds of each warm turn by way, and the bytes of memory."""
-    found = measuring.measure(steps.spec_of(text), turns=options.rounds, seed=options.seed, states=(measuring.WARM,))
+    found = measuring.measure(
+        steps.spec_of(text),
+        turns=options.rounds,
+        seed=options.seed,
+        states=(measuring.WARM, measuring.COLD) if options.cold else (measuring.WARM,),
+        together=measuring.TOGETHER if options.quick else PROCESSES,
+    )
     return {
         "bytes": found.nbytes,
-        "load_ms": {way: [ns / 1e6 for ns in each.load_ns] for (way, _), each in found.taken.items()},
-        "total_ms": {way: [ns / 1e6 for ns in each.total_ns] for (way, _), each in found.taken.items()},
+        "tensors": found.tensors,
+        "load_ms": _of(found, measuring.WARM, "load_ns"),
+        "total_ms": _of(found, measuring.WARM, "total_ns"),
+        "cold_ms": _of(found, measuring.COLD, "total_ns"),
         "memory": {way: list(each) for way, each in found.memory.items()},
     }
+
+
+def _of(found: measuring.Measured, state: str, what: str) -> dict[str, list[float]]:
+    """Return milliseconds of turns by way."""
+    return {way: [ns / 1e6 for ns in getattr(each, what)] for (way, at), each in found.taken.items() if at == state}
+
+
+def _has(row: dict[str, Any] | None, cold: bool) -> bool:
+    return row is not None and "tensors" in row and (not cold or bool(row["cold_ms"]))
 
 
 def _kept(out: Path | None) -> dict[str, Any]:
@@ -146,8 +171,48 @@ def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int)
         report.notes.append(
             f"Goal: what processes have in common is at most {MOST_MEMORY} times the weights, of models of "
             f"{LEAST_BYTES / 1e6:.0f} MB and more: at most {max(copies):.2f}, {_met(max(copies) <= MOST_MEMORY)} "
-            f"(from 1 and {measuring.TOGETHER} processes, by proportional set size)."
+            f"(from 1 and {PROCESSES} processes, of --quick {measuring.TOGETHER}, by proportional set size)."
         )
+
+
+def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how often `xsp share estimate` says rightly whether sharing pays, over ways and states that differ.
+
+    Right is what the turns say, where the interval of their ratio is above a gain of `paying.MATTERS` or below it. As
+    no call is foretold, the gain in loading is to be that share of the measured time of loading and the first call.
+    """
+    try:
+        shapes = estimate.curves(Timings.open(None))
+    except ShareError as error:
+        return [f"Decisions are not judged: {error}"]
+    turns.say("what tensors take, for the decisions")
+    known = estimate.Constants(estimate.costs(), shapes, estimate.digest_ns())
+    right = decided = asked = 0
+    wrong: dict[str, int] = {}
+    for row in rows:
+        for each in estimate.foretell(row["bytes"], row["tensors"], known):
+            taken = row["total_ms"] if each.state == measuring.WARM else row["cold_ms"]
+            if not taken:
+                continue
+            asked += 1
+            ratio = _times({"total_ms": taken}, "total_ms", each.way)
+            gains, loses = ratio.lo > 1 + paying.MATTERS, ratio.hi < 1 + paying.MATTERS
+            if not gains and not loses:
+                continue
+            decided += 1
+            unshared = statistics.median(taken[each.way]) * 1e6
+            is_right = (each.saved_ns >= paying.MATTERS * unshared) == gains
+            right += is_right
+            if not is_right:
+                wrong[f"{each.way}, {each.state}"] = wrong.get(f"{each.way}, {each.state}", 0) + 1
+    if not decided:
+        return [f"Decisions are not judged: of {asked} pairs the turns tell none."]
+    where = "".join(f"; wrong over {way}: {count}" for way, count in sorted(wrong.items()))
+    return [
+        f"Goal: whether sharing pays is foretold rightly for {LEAST_RIGHT:.0%} of models, ways and states: "
+        f"{100 * right / decided:.0f} % of {decided}, {_met(right >= LEAST_RIGHT * decided)} (of {asked} asked, the "
+        f"turns of the others do not tell whether 5 % are gained{where})."
+    ]
 
 
 def _attaching(folder: Path, options: argparse.Namespace) -> list[str]:

@@ -299,3 +299,28 @@ def test_nothing_committed_names_a_machine_or_a_registry() -> None:
 def test_the_notice_names_what_is_included() -> None:
     assert "Apache ECharts" in read("NOTICE")
     assert "The xsp authors" in read("NOTICE")
+
+
+SYSTEMS = {
+    "graph": ("graph", "graphs", "graph"),
+    "bench": ("bench", "bounds", "transfers"),
+    "bound": ("bound", "bounds", "bound"),
+    "advise": ("advise", "bounds", "advise"),
+    "predict": ("predict", "predict", "predict"),
+    "evaluate": ("evaluate", "evaluate", "evaluate"),
+    "share": ("share", "share", "share"),
+    "tiles": ("jupyter lab notebooks/tiles.ipynb", "tiles", "tiles"),
+}
+"""Command, notebook and picture of each system of the second line."""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_each_system_has_one_page_one_command_one_notebook_and_one_picture(system: str) -> None:
+    command, notebook, picture = SYSTEMS[system]
+    page = (ROOT / "docs" / "use" / f"{system}.md").read_text(encoding="utf-8")
+    transfers = (ROOT / "docs" / "use" / "transfers.md").read_text(encoding="utf-8") if system == "bench" else ""
+    assert f"`{command if ' ' in command else f'xsp {command}'}" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"](../../notebooks/{notebook}.ipynb)" in page
+    assert f"](../images/{picture}.png)" in page + transfers
+    assert (ROOT / "notebooks" / f"{notebook}.ipynb").is_file()
+    assert (ROOT / "docs" / "images" / f"{picture}.png").is_file()

@@ -32,6 +32,27 @@ def test_kernels_equal_the_reference_in_the_interpreter() -> None:
     assert "120 inputs, 3 special values: equal" in interpreted("cpu", "120", "1200")
 
 
+def test_rates_are_shares_of_a_copy_by_the_bytes_that_are_moved() -> None:
+    """Times are scripted: this says how the benchmark counts, and nothing of a device."""
+    import gpu_tiles
+    from gpu_tiles import Way
+
+    seconds = {"copy": 2.0, "slow": 8.0, "fast": 1.0, "one": 4.0}
+    found = {
+        "copy": [Way("copy", lambda: "copy", 400)],
+        "reduction": [Way("slow", lambda: "slow", 200), Way("fast", lambda: "fast", 180)],
+        "torch.sum": [Way("one", lambda: "one", 200)],
+        "scan": [],
+    }
+    shares = gpu_tiles.shares(found, lambda run: seconds[str(run())], 3)
+    assert shares == {"reduction": ("fast", 0.9), "torch.sum": ("one", 0.25)}
+
+
+@pytest.mark.slow
+def test_what_is_set_against_a_copy_is_right_in_the_interpreter() -> None:
+    assert "6 ways, largest error" in interpreted("shares")
+
+
 @pytest.mark.gpu
 def test_kernels_equal_the_reference_on_a_device() -> None:
     import torch
@@ -76,5 +97,23 @@ def compare(device: str, count: int, most: int) -> None:
     print(f"{count} inputs, {len(SPECIAL)} special values: equal")
 
 
+def count_shares() -> None:
+    """Run what the benchmark of rates runs, on a processor: 32 segments of 40 elements."""
+    import gpu_tiles
+    import torch
+
+    torch.manual_seed(0)
+    values = torch.rand(32 * 40).half() / 16
+    found = gpu_tiles.ways(40, values)
+    errors = [gpu_tiles.error(kind, way, 40, values) for kind in ("reduction", "scan") for way in found[kind]]
+    assert all(each <= gpu_tiles.MOST_ERROR["scan"] for each in errors), errors
+    assert found["scan"][0].nbytes == 32 * 40 * 6
+    assert found["reduction"][0].nbytes == 32 * 40 * 2 + 32 * 4
+    print(f"{len(errors)} ways, largest error {max(errors):.1e}")
+
+
 if __name__ == "__main__":
-    compare(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    if sys.argv[1] == "shares":
+        count_shares()
+    else:
+        compare(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

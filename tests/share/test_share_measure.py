@@ -49,19 +49,12 @@ def test_few_and_noisy_turns_cannot_tell() -> None:
     assert "cannot tell: 4 turns leave" in said.sentence
 
 
-def test_pages_of_shared_memory_are_said_where_they_are_small(tmp_path: Path) -> None:
-    setting = tmp_path / "shmem_enabled"
+def test_it_is_said_where_the_store_has_few_large_pages() -> None:
     found = made([20 + each for each in NOISE], [19 + each for each in NOISE])
-    for words, said in (
-        ("always within_size advise [never] deny force\n", True),
-        ("[always] never\n", False),
-        ("", False),
-    ):
-        setting.write_text(words, encoding="ascii")
-        found.shared_pages = measuring.shared_pages(setting)
-        assert ("pages of 4 KiB here" in paying.text(found)) == said
-        assert paying.plain(found)["shared_pages"] == (found.shared_pages or None)
-    assert measuring.shared_pages(tmp_path / "nosuch") == ""
+    for large, said in ((0, True), (20 * MIB, True), (98 * MIB, False), (None, False)):
+        found.large_bytes = large
+        assert ("pages of 4 KiB" in paying.text(found)) == said
+        assert paying.plain(found)["large_bytes"] == large
 
 
 def test_memory_pays_from_the_first_count_at_which_it_is_less() -> None:
@@ -156,6 +149,7 @@ def test_real_processes_are_measured(
         (way, state) for way in WAYS for state in states
     }
     assert all(len(each["load_ns"]) == 3 and min(each["load_ns"] + each["call_ns"]) > 0 for each in found["times"])
+    assert 0 <= found["large_bytes"] <= found["nbytes"] + (1 << 21)
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["tied.py"]
 
 

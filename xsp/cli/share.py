@@ -6,6 +6,7 @@ is killed takes nothing from its clients.
 safetensors' own loader maps the file, too: measure whether a store pays before you use one.
 
 examples:
+  xsp share estimate model.safetensors        would it pay, by size and number of tensors?
   xsp share measure torchvision:resnet50      does it pay for this model, on this machine?
   xsp share serve --capacity 8GiB             the store, until Ctrl-C
   xsp share put model.safetensors             copy weights before the first client asks
@@ -28,6 +29,7 @@ PARTS = {
     "status": "xsp.cli.share_status",
     "evict": "xsp.cli.share_evict",
     "measure": "xsp.cli.share_measure",
+    "estimate": "xsp.cli.share_estimate",
 }
 """Second words that are commands of their own."""
 

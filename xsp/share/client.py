@@ -16,28 +16,13 @@ from typing import Any
 from xsp import clock
 from xsp.errors import ShareError
 from xsp.record.blocks import span, took
-from xsp.share import store, weights, wire
+from xsp.share import pages, store, weights, wire
 
 PATIENCE_S = 300.0
 """For the store to copy what is not there yet."""
 
 _ENDED = "the store has ended before it answered; start one (xsp share serve) and attach again"
 _OTHER = "the store is of another version of xsp; end it, and start one of this version: xsp share serve"
-
-_MAP_SHARED, _PROT_READ, _FAILED = 1, 1, ctypes.c_void_p(-1).value
-
-
-def _library() -> Any:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.mmap.restype = ctypes.c_void_p
-    library.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
-    ]  # fmt: skip
-    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return library
-
-
-_LIBC = _library()
 
 
 class Mapping:
@@ -61,10 +46,10 @@ class Mapping:
             sealed = False
         if not sealed or os.fstat(memory).st_size != nbytes:
             raise ShareError("the store handed out memory that is not sealed")
-        address = _LIBC.mmap(None, nbytes, _PROT_READ, _MAP_SHARED, memory, 0)
-        if address in (None, _FAILED):
-            raise ShareError(f"the weights cannot be mapped ({os.strerror(ctypes.get_errno())})")
-        self.address: int = address
+        try:
+            self.address = pages.mapped(memory, nbytes)
+        except OSError as error:
+            raise ShareError(f"the weights cannot be mapped ({error.strerror})") from error
         self.nbytes = nbytes
         self.connection = connection
 
@@ -74,9 +59,9 @@ class Mapping:
         array.mapping = self
         return array  # type: ignore[no-any-return]
 
-    def __del__(self, munmap: Any = _LIBC.munmap) -> None:
+    def __del__(self, unmap: Any = pages.unmap) -> None:
         if hasattr(self, "address"):
-            munmap(self.address, self.nbytes)
+            unmap(self.address, self.nbytes)
             self.connection.close()
 
 

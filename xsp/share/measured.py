@@ -95,7 +95,7 @@ def _load(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     began = clock.monotonic_ns()
     tensors = _tensors(state)
     if state["built"] is not None and tensors is not None:
-        _assign(torch, state["built"].model, tensors)
+        assign(torch, state["built"].model, tensors)
     loaded = clock.monotonic_ns()
     with torch.inference_mode():
         if state["built"] is not None:
@@ -127,7 +127,7 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, Any] | None:
     return {each.name: modules.view_of(held, each) for each in held.tensors}
 
 
-def _assign(torch: Any, module: Any, tensors: Mapping[str, Any]) -> None:
+def assign(torch: Any, module: Any, tensors: Mapping[str, Any]) -> None:
     """Put tensors into a module without copies; tied parameters stay tied, as `load_state_dict` does not keep them."""
     made: dict[int, tuple[Any, Any]] = {}  # with what it replaces, so that no number is given twice
     for name, owner, own in _slots(module):
@@ -190,4 +190,51 @@ def memory_of(process: int | str, is_weights: Any = lambda path: False) -> dict[
         return {}
 
 
-_DO = {"prepare": _prepare, "build": _build, "load": _load, "memory": _memory}
+def _small(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Write files of many small tensors, in both forms."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    state.update(torch=torch, load_file=load_file)
+    for count in asked["counts"]:
+        tensors = {name: torch.zeros(8) for name in _names(count)}
+        save_file(tensors, Path(asked["folder"]) / f"{count}.safetensors")
+        torch.save(tensors, Path(asked["folder"]) / f"{count}.pt")
+    return {}
+
+
+def _names(count: int) -> list[str]:
+    return [f"t{number // 2}.{('weight', 'bias')[number % 2]}" for number in range(count)]
+
+
+def _time(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Load such a file into a module of pairs of tensors, twice, and return the nanoseconds of the second time."""
+    torch = state["torch"]
+    pickled = Path(asked["folder"]) / f"{asked['count']}.pt"
+    taken = 0
+    for _ in range(2):
+        module = torch.nn.Module()
+        for name in _names(asked["count"]):
+            of, _, own = name.partition(".")
+            if of not in module._modules:
+                module.register_module(of, torch.nn.Module())
+            empty = torch.nn.Parameter(torch.empty(8, device="meta"))
+            module._modules[of].register_parameter(own, empty)
+        module.eval()
+        if asked["way"] == ATTACH:
+            from xsp.share import modules
+
+            began = clock.monotonic_ns()
+            modules.attach(module, Path(asked["folder"]) / f"{asked['count']}.safetensors", folder=Path(asked["store"]))
+        else:
+            began = clock.monotonic_ns()
+            if asked["way"] == MMAP:
+                tensors = state["load_file"](Path(asked["folder"]) / f"{asked['count']}.safetensors")
+            else:
+                tensors = torch.load(pickled, weights_only=True)
+            assign(torch, module, tensors)
+        taken = clock.monotonic_ns() - began
+    return {"load_ns": taken}
+
+
+_DO = {"prepare": _prepare, "build": _build, "load": _load, "memory": _memory, "small": _small, "time": _time}

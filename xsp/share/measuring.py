@@ -72,7 +72,7 @@ class Memory(NamedTuple):
     """A single process, with what else the way needs (the store)."""
 
     each: float
-    """One process more; from `TOGETHER` processes at a time."""
+    """One process more; from several processes at a time."""
 
     pss: int
     """The proportional set size of one of those, libraries included."""
@@ -97,8 +97,8 @@ class Measured:
     not_cold: str = ""
     """Why nothing was measured cold."""
 
-    shared_pages: str = ""
-    """The system's setting of large pages for shared memory, in which the store keeps weights; "" if it tells none."""
+    large_bytes: int | None = None
+    """How many bytes of the weights had large pages in the store; None if that is not known."""
 
 
 def measure(
@@ -108,6 +108,7 @@ def measure(
     seed: int = 0,
     told: Told = lambda *_: None,
     states: Sequence[str] = (WARM, COLD),
+    together: int = TOGETHER,
 ) -> Measured:
     """Measure all ways in turns, until it is known whether `attach` takes less time than `load_file`, both warm.
 
@@ -120,6 +121,7 @@ def measure(
         seed: of the order.
         told: see `Told`.
         states: which of warm and cold to measure.
+        together: processes at a time for memory; 2 or more.
 
     Raises:
         ShareError: a process says why it cannot load the weights or call the model.
@@ -141,15 +143,16 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
         asked = {"cwd": os.getcwd(), "folder": folder, "module": module, "weights": weights, "store": f"{folder}/s"}
         told("writing what is loaded", 0, 1)
-        with _process() as preparing:
-            made = _ask(preparing, {"do": "prepare", **asked})
+        with started() as preparing:
+            made = answer_of(preparing, {"do": "prepare", **asked})
         asked["weights"] = weights or f"{folder}/model.safetensors"
-        found = Measured(source, module, made["nbytes"], made["tensors"], most=turns, shared_pages=shared_pages())
+        found = Measured(source, module, made["nbytes"], made["tensors"], most=turns)
         files = [Path(asked["weights"]), Path(folder) / "model.pt"]
         found.not_cold = _not_cold(files) if COLD in states else "it was not asked for"
         with store_at(Path(asked["store"]), 2 * made["nbytes"] + (64 << 20)) as store:
             _take_turns(found, asked, files, how, random.Random(seed), told)
-            _take_memory(found, asked, files, store, told)
+            _take_memory(found, asked, files, store, told, together)
+            found.large_bytes = sum(each["large_bytes"] for each in client.status(Path(asked["store"]))["objects"])
     return found
 
 
@@ -169,10 +172,10 @@ def _take_turns(
         for place, (way, state) in enumerate(draw.sample(these, len(these))):
             said = f"turn {turn} of at most {found.most}: {way}, {state}"
             told(said, (turn - 1) * len(order) + place, found.most * len(order))
-            with _process() as process:
-                _ask(process, {"do": "build", "way": way, **asked})
+            with started() as process:
+                answer_of(process, {"do": "build", "way": way, **asked})
                 _bring_about(state, files, Path(asked["store"]))
-                took = _ask(process, {"do": "load"})
+                took = answer_of(process, {"do": "load"})
             found.taken[way, state].load_ns.append(took["load_ns"])
             found.taken[way, state].call_ns.append(took["call_ns"])
         found.turns = turn
@@ -182,36 +185,42 @@ def _take_turns(
 
 
 def _take_memory(
-    found: Measured, asked: dict[str, str], files: Sequence[Path], store: subprocess.Popen[bytes], told: Told
+    found: Measured,
+    asked: dict[str, str],
+    files: Sequence[Path],
+    store: subprocess.Popen[bytes],
+    told: Told,
+    together: int,
 ) -> None:
     """Measure one process, and several at a time, of each way."""
     for place, way in enumerate(WAYS):
         totals: list[int] = []
         pss = 0
-        for count in (1, TOGETHER):
+        for count in (1, together):
             told(f"memory: {count} × {way}", place, len(WAYS))
             with contextlib.ExitStack() as stack:
-                several = [stack.enter_context(_process()) for _ in range(count)]
+                several = [stack.enter_context(started()) for _ in range(count)]
                 for process in several:
-                    _ask(process, {"do": "build", "way": way, **asked})
+                    answer_of(process, {"do": "build", "way": way, **asked})
                 _bring_about(WARM, files, Path(asked["store"]))
                 for process in several:
-                    _ask(process, {"do": "load"})
-                told_of = [_ask(process, {"do": "memory"}) for process in several]
+                    answer_of(process, {"do": "load"})
+                told_of = [answer_of(process, {"do": "memory"}) for process in several]
                 if way == ATTACH:
                     told_of.append(memory_of(store.pid))
             if not all(told_of):
                 return  # the system does not tell
             totals.append(sum(each["pss"] - each["libraries"] for each in told_of))
             pss = told_of[0]["pss"]
-        found.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (TOGETHER - 1), pss)
+        found.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (together - 1), pss)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _process() -> Iterator[processes.Asked]:
+def started() -> Iterator[processes.Asked]:
+    """Run a process that is measured."""
     process = processes.Asked(_CODE, str(os.getpid()))
     try:
         yield process
@@ -219,7 +228,12 @@ def _process() -> Iterator[processes.Asked]:
         process.end()
 
 
-def _ask(process: processes.Asked, question: dict[str, Any]) -> dict[str, Any]:
+def answer_of(process: processes.Asked, question: dict[str, Any]) -> dict[str, Any]:
+    """Ask such a process, and return its answer.
+
+    Raises:
+        ShareError: it says why it cannot, ends, or takes too long.
+    """
     process.ask(question)
     line = process.answer(time.monotonic() + ANSWER_S)
     if not line:
@@ -277,13 +291,6 @@ def _drop(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())  # pages that are not written yet cannot be dropped
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def shared_pages(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")) -> str:
-    """Return whether shared memory has large pages, in the system's words: the one in brackets; "" if it tells none."""
-    with contextlib.suppress(OSError):
-        return setting.read_text(encoding="ascii").partition("[")[2].partition("]")[0]
-    return ""
 
 
 def _not_cold(files: Sequence[Path]) -> str:

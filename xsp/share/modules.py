@@ -219,7 +219,8 @@ def _assigned(
     for slots, tensor in made:
         for owner, own in slots:
             (owner._parameters if own in owner._parameters else owner._buffers)[own] = tensor
-    module.eval()
+    if any(each.training for each in module.modules()):
+        module.eval()
     _refuse_training(module)
     keys = ",".join(f"sha256:{each.key}" for each in held)
     return Attachment(keys, all(each.hit for each in held), shared, shared_bytes, private, private_bytes, unused)
@@ -239,13 +240,14 @@ def _slots(module: torch.nn.Module) -> tuple[dict[str, Slot], dict[str, Slot], l
         for name, parameter in each._parameters.items():
             if parameter is None:
                 continue
-            if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            is_plain = type(parameter) is torch.nn.Parameter and parameter.layout == torch.strided
+            if not is_plain and isinstance(parameter, torch.nn.parameter.UninitializedParameter):
                 raise ShareError(f"{prefix}{name}: has no shape before the first call (a lazy module); call it once")
             if parameter.device.type not in ("cpu", "meta"):
                 raise ShareError(
                     f"{prefix}{name}: is on {parameter.device}; only memory of the host is shared: attach on the CPU"
                 )
-            if type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided:
+            if not is_plain and (type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided):
                 raise ShareError(f"{prefix}{name}: is {type(parameter.data).__name__}, which is no plain tensor")
             parameters[prefix + name] = each, name
         for name, buffer in each._buffers.items():
@@ -264,7 +266,7 @@ def _checked(held: client.Held, tensor: Tensor, wanted: Any, where: str) -> torc
     Raises:
         ShareError: it has another shape than what it is for.
     """
-    if tensor.shape != tuple(wanted.shape):
+    if tensor.shape != wanted.shape:
         raise ShareError(
             f"{where}: {plain(tensor.name)} is {list(tensor.shape)} in the file and {list(wanted.shape)} in the module"
         )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from xsp import summary
 from xsp.comparison import evidence
+from xsp.share import estimate
 from xsp.share.measured import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, TOGETHER, WARM, Measured
 from xsp.share.shelf import size_text
+from xsp.share.weights import Tensor
 
 PAYS, DOES_NOT, CANNOT_TELL = "pays", "does not pay", "cannot tell"
 
@@ -16,9 +19,8 @@ MATTERS = 0.05
 """A gain in time of less than this share of what `load_file` takes, or in memory of this share of the weights for each
 process, is not called one."""
 
-
-SMALL_PAGES = ("never", "deny", "advise")
-"""Settings of the system with which memory that is written as the store does has small pages."""
+FEW_LARGE = 0.5
+"""With large pages for less than this share of the weights, that is said: it is why a first call takes longer."""
 
 
 class Verdict(NamedTuple):
@@ -107,11 +109,11 @@ def text(found: Measured) -> str:
         "Trimmed means with 95 % intervals. Warm: the file is in memory, and the store holds it. Cold: neither;",
     ]
     lines += [f"nothing was measured cold: {found.not_cold}" if found.not_cold else "the store copies it first."]
-    if found.shared_pages in SMALL_PAGES:
+    if found.large_bytes is not None and found.large_bytes < FEW_LARGE * found.nbytes:
         lines += [
             "",
-            f"Shared memory has pages of 4 KiB here (shmem_enabled is {found.shared_pages}), files may have larger:",
-            "the first call touches each page once. docs/use/share.md says what may help.",
+            f"Of the weights {size_text(found.large_bytes)} have large pages in the store, the rest pages of 4 KiB, of",
+            "which the first call touches each; a file in the page cache may have larger ones. See docs/use/share.md.",
         ]
     return "\n".join(lines)
 
@@ -149,7 +151,7 @@ def plain(found: Measured) -> dict[str, Any]:
         ],
         "memory": [{"way": way, **memory._asdict()} for way, memory in found.memory.items()],
         "not_cold": found.not_cold or None,
-        "shared_pages": found.shared_pages or None,
+        "large_bytes": found.large_bytes,
     }
 
 
@@ -167,3 +169,69 @@ def _ms(ns: float) -> str:
     value = ns / 1e6
     text = f"{value:.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
     return text.removeprefix("-") if float(text) == 0 else text
+
+
+# --- estimates --------------------------------------------------------------------------------------------------------
+
+
+def estimate_text(source: str, tensors: Sequence[Tensor], known: estimate.Constants) -> str:
+    """Return an estimate as people read it: over each way, and by parts of the model where these differ."""
+    nbytes = sum(each.nbytes for each in tensors)
+    lines = [
+        f"{source}: {size_text(nbytes)}, {len(tensors)} tensors; an estimate of loading, without a first call",
+        "",
+        f"{'ms':22} {'without a store':>16} {'attach':>10} {'saved':>10}",
+    ]
+    for each in estimate.foretell(nbytes, len(tensors), known):
+        figures = f"{_ms(each.other_ns):>16} {_ms(each.attach_ns):>10} {_ms(each.saved_ns):>10}"
+        lines.append(f"{each.way + ', ' + each.state:22} {figures}  {PAYS if each.pays else DOES_NOT}")
+    lines += [
+        "",
+        "Saved over load_file, torch.load, warm, by the first part of the names; asking the store is in none:",
+    ]
+    for name, (size, count) in estimate.groups(tensors).items():
+        saved = [_ms(value) for value in _group(size, count, known).values()]
+        lines.append(f"  {name[:28]:28} {size_text(size):>10} {count:>5} tensors  {', '.join(saved)} ms")
+    asking = known.costs[ATTACH]
+    lines += [
+        "",
+        f"attach takes {asking.fixed_ns / 1e6:.2f} ms and {asking.tensor_ns / 1e3:.1f} µs a tensor here; load_file "
+        f"{known.costs[MMAP].fixed_ns / 1e6:.2f} and {known.costs[MMAP].tensor_ns / 1e3:.1f},",
+        f"torch.load {known.costs[PICKLE].fixed_ns / 1e6:.2f} and {known.costs[PICKLE].tensor_ns / 1e3:.1f}, and what "
+        "it takes to copy. Cold, what reading from the disk takes is left out:",
+        "all ways do it. Memory, and what a first call takes: xsp share measure.",
+    ]
+    return "\n".join(lines)
+
+
+def _group(nbytes: int, count: int, known: estimate.Constants) -> dict[str, float]:
+    """Return what sharing a part of the weights saves in nanoseconds, by way, warm, without asking the store."""
+    rows = [each for each in estimate.foretell(nbytes, count, known) if each.state == WARM]
+    fixed = known.costs[ATTACH].fixed_ns
+    return {each.way: each.saved_ns - known.costs[each.way].fixed_ns + fixed for each in rows}
+
+
+def estimate_plain(source: str, tensors: Sequence[Tensor], known: estimate.Constants) -> dict[str, Any]:
+    """Return an estimate for JSON; times in nanoseconds."""
+    nbytes = sum(each.nbytes for each in tensors)
+    return {
+        "source": source,
+        "nbytes": nbytes,
+        "tensors": len(tensors),
+        "ways": [
+            {
+                "way": each.way,
+                "state": each.state,
+                "other_ns": each.other_ns,
+                "attach_ns": each.attach_ns,
+                "saved_ns": each.saved_ns,
+                "pays": each.pays,
+            }
+            for each in estimate.foretell(nbytes, len(tensors), known)
+        ],
+        "groups": [
+            {"name": name, "nbytes": size, "tensors": count, "saved_ns": _group(size, count, known)}
+            for name, (size, count) in estimate.groups(tensors).items()
+        ],
+        "costs": {way: cost._asdict() for way, cost in known.costs.items()},
+    }

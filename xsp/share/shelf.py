@@ -43,6 +43,9 @@ class Object:
     copy_ns: int = 0
     """How long it took to copy."""
 
+    large_bytes: int = 0
+    """How many of its bytes have large pages."""
+
     attached: set[Client] = field(default_factory=set)
     used: int = 0
     """When it was last asked for or let go, in a count of such moments."""

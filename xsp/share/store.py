@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from xsp import clock
 from xsp.errors import ShareError, UsageError
 from xsp.scrub import plain
-from xsp.share import weights
+from xsp.share import pages, weights
 from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
 from xsp.share.wire import PROTOCOL, in_memory, received, send, socket_of
 
@@ -292,6 +292,7 @@ class Store:
                     "tensors": each.tensors,
                     "hits": each.hits,
                     "copy_ns": each.copy_ns,
+                    "large_bytes": each.large_bytes,
                     "attached": sorted(client.pid for client in each.attached),
                 }
                 for each in sorted(self.shelf.objects.values(), key=lambda each: -each.used)
@@ -355,12 +356,14 @@ class Store:
             if evicted:
                 spans.append(Span(f"share.evict {evicted}", at, clock.monotonic_ns()))
             memory = os.memfd_create("xsp-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            large = pages.enlarge(memory, layout.size, lambda: self._goes_on)
             key = weights.copy(file, tensors, layout, memory, source, lambda: self._goes_on)
             if version_of(os.fstat(file)) != version:
                 raise ShareError(f"{source}: it was changed while it was read; attach again")
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
             spans.append(Span("share.copy", began, clock.monotonic_ns()))
-            made = Object(key, memory, layout.size, len(tensors), source, clock.monotonic_ns() - began)
+            took = clock.monotonic_ns() - began
+            made = Object(key, memory, layout.size, len(tensors), source, copy_ns=took, large_bytes=large)
             is_settled = abs(time.time_ns() - max(version[-2:])) > SETTLED_NS
             return _Made(version, made, reserved, spans, None, is_settled)
         except Exception as error:

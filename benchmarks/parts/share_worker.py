@@ -1,0 +1,77 @@
+"""A process that answers requests: it loads weights, calls the model once, says what both took, and lets go of them.
+
+Lines of JSON come by stdin and go by a descriptor, as `xsp.processes.Asked` has it. Modules without values are made
+once and copied before the time begins, so that what is compared is loading and the first call.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from xsp import models, processes
+from xsp.errors import ShareError
+from xsp.share.measured import ATTACH, assign
+
+
+def prepare(spec: str, folder: Path, number: int, seed: int) -> int:
+    """Write a model's weights and its input; return the bytes of the file."""
+    import torch
+    from safetensors.torch import save_model
+
+    torch.manual_seed(seed)
+    built = models.build(spec, models.Settings(seed=seed))
+    assert isinstance(built, models.Built)
+    torch.save((built.args, built.kwargs), folder / f"{number}.pt")
+    save_model(built.model, str(folder / f"{number}.safetensors"))
+    return (folder / f"{number}.safetensors").stat().st_size
+
+
+def work(parent: int, answers: int) -> None:
+    """Answer `open`, `request` and `prepare`."""
+    import torch
+    from safetensors.torch import load_file
+
+    from xsp import share
+
+    processes.end_with_parent(parent)
+    torch.set_num_threads(1)
+    made: dict[int, Any] = {}
+    inputs: dict[int, Any] = {}
+    with os.fdopen(answers, "wb", buffering=0) as out:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            number, folder = asked["number"], Path(asked["folder"])
+            answer: dict[str, Any] = {}
+            if asked["do"] == "prepare":
+                answer["nbytes"] = prepare(asked["spec"], folder, number, asked["seed"])
+            elif asked["do"] == "open":
+                if number not in made:
+                    with share.empty():
+                        built = models.build(asked["spec"], models.Settings())
+                    assert isinstance(built, models.Built)
+                    made[number] = built.model.eval()
+                    inputs[number] = torch.load(folder / f"{number}.pt", weights_only=False)
+            else:
+                module, path = copy.deepcopy(made[number]), folder / f"{number}.safetensors"
+                args, kwargs = inputs[number]
+                answer["hit"] = None
+                began = time.perf_counter_ns()
+                if asked["way"] == ATTACH:
+                    try:
+                        found = share.attach(module, path, folder=folder / "s", strict=False)
+                        answer["hit"] = found.hit
+                    except ShareError:  # no room: all that is there is in use
+                        assign(torch, module, load_file(path))
+                else:
+                    assign(torch, module, load_file(path))
+                with torch.inference_mode():
+                    module(*args, **kwargs)
+                answer["ns"] = time.perf_counter_ns() - began
+                del module
+            out.write(json.dumps(answer).encode() + b"\n")

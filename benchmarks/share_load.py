@@ -1,0 +1,232 @@
+"""A workload that asks for some models often and for most seldom: is a store that holds half of them faster than none?
+
+Requests are drawn from a Pareto distribution (scale 1, shape 1) over the models, in an order that is drawn; the store
+holds half of the bytes of all that are active. Clients, 1 to 10 at a time, take the same requests by `load_file` of
+safetensors and by `attach`, in turns: an answer is the weights and one call, each in a module without values. What is
+compared are 99th percentiles (nearest rank) model by model. Several clients share the cores: that is part of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from parts import steps, turns
+
+from xsp import processes
+from xsp.share import client, measuring
+from xsp.share.measured import ATTACH, MMAP
+
+CLIENTS, ACTIVE = (1, 2, 4, 6, 8, 10), (0.2, 0.4, 0.6, 0.8, 1.0)
+"""Clients at a time, and the shares of the models that requests are for."""
+
+QUICK_CLIENTS, QUICK_ACTIVE = (1, 2), (1.0,)
+REQUESTS, QUICK_REQUESTS = 20, 6
+"""Of each client and round, by each way."""
+
+PART_OF_BYTES, LARGEST = 0.5, 1.05
+"""Of the bytes that are active; and of the largest model, which is to fit."""
+
+PERCENTILE = 99
+ANSWER_S = 300.0
+_CODE = processes.calling("parts.share_worker", "work")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = turns.parse(steps.add_options(turns.parser(__doc__, rounds=3)), arguments)
+    report = turns.Report(
+        "share_load",
+        "Requests of a Pareto workload by `attach`, against `load_file`: the store holds half of the active bytes",
+        ("models active", "clients", "requests", f"p{PERCENTILE} load_file ÷ attach", "median load_file ÷ attach",
+         "hits %", "evictions", "no room %"),
+    )  # fmt: skip
+    wanted = steps.chosen(options)
+    kept = _kept(options.out)
+    until = steps.until(options)
+    counts, shares = (QUICK_CLIENTS, QUICK_ACTIVE) if options.quick else (CLIENTS, ACTIVE)
+    cells = [(share, count) for share in shares for count in counts]
+    with tempfile.TemporaryDirectory(prefix="xsp-") as folder, contextlib.ExitStack() as stack:
+        place, started = Path(folder), list[processes.Asked]()
+        sizes: list[int] = []
+        for cell in cells:
+            name = f"{len(wanted)} {cell[0]:g} {cell[1]} {options.rounds} {options.seed}"
+            if name not in kept and time.monotonic() < until:
+                if not sizes:
+                    sizes = _prepared(wanted, place, options.seed)
+                while len(started) < cell[1]:
+                    started.append(_worker())
+                    stack.callback(started[-1].end)
+                turns.say(f"{cell[0]:.0%} of {len(wanted)} models, {cell[1]} clients")
+                kept[name] = _measured(wanted, sizes, cell, started[: cell[1]], place, options)
+                _keep(options.out, name, kept[name])
+            if name in kept:
+                _add(report, cell, len(wanted), kept[name])
+    _conclude(report)
+    report.finish(options)
+
+
+def _worker() -> processes.Asked:
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    return processes.Asked(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
+
+
+def _answer(worker: processes.Asked) -> dict[str, Any]:
+    line = worker.answer(time.monotonic() + ANSWER_S)
+    if not line:
+        raise SystemExit(f"a client ended, or did not answer within {ANSWER_S:.0f} s")
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def _prepared(wanted: Sequence[str], place: Path, seed: int) -> list[int]:
+    """Write the weights of all models; return their bytes."""
+    turns.say(f"writing the weights of {len(wanted)} models")
+    with contextlib.ExitStack() as stack:
+        worker = _worker()
+        stack.callback(worker.end)
+        sizes = []
+        for number, text in enumerate(wanted):
+            spec = steps.spec_of(text)
+            worker.ask({"do": "prepare", "number": number, "folder": str(place), "spec": spec, "seed": seed})
+            sizes.append(_answer(worker)["nbytes"])
+    return sizes
+
+
+def drawn(models: Sequence[int], count: int, draw: random.Random) -> list[int]:
+    """Return so many requests for models, in falling order of how often: a Pareto variate of scale 1 and shape 1."""
+    found: list[int] = []
+    while len(found) < count:
+        place = int(draw.paretovariate(1.0)) - 1
+        if place < len(models):
+            found.append(models[place])
+    return found
+
+
+def _measured(
+    wanted: Sequence[str],
+    sizes: Sequence[int],
+    cell: tuple[float, int],
+    workers: Sequence[processes.Asked],
+    place: Path,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return the nanoseconds of requests by way and model, and what the store had to do."""
+    share, count = cell
+    order = random.Random(options.seed).sample(range(len(wanted)), len(wanted))
+    active = order[: max(1, round(share * len(wanted)))]
+    capacity = int(
+        max(PART_OF_BYTES * sum(sizes[each] for each in active), LARGEST * max(sizes[each] for each in active))
+    )
+    requests = QUICK_REQUESTS if options.quick else REQUESTS
+    draw = random.Random(f"{options.seed} {share:g} {count}")
+    for worker in workers:
+        for number in active:
+            worker.ask({"do": "open", "number": number, "folder": str(place), "spec": steps.spec_of(wanted[number])})
+            _answer(worker)
+    took: dict[str, dict[int, list[int]]] = {MMAP: {}, ATTACH: {}}
+    hits: list[bool | None] = []
+    with measuring.store_at(place / "s", capacity):
+        for turn in range(options.rounds + 1):
+            asked = [drawn(active, requests, draw) for _ in workers]
+            for way in draw.sample((MMAP, ATTACH), 2):
+                for answer, number in _round(workers, asked, way, place):
+                    if turn:  # the first one fills the store and the page cache
+                        took[way].setdefault(number, []).append(answer["ns"])
+                        if way == ATTACH:
+                            hits.append(answer["hit"])
+        told = client.status(place / "s")
+    return {
+        "models": {way: {wanted[number]: each for number, each in found.items()} for way, found in took.items()},
+        "hits": hits.count(True),
+        "misses": hits.count(False),
+        "no_room": hits.count(None),
+        "evictions": told["evictions"],
+        "capacity": capacity,
+        "active": len(active),
+    }
+
+
+def _round(
+    workers: Sequence[processes.Asked], asked: Sequence[Sequence[int]], way: str, place: Path
+) -> list[tuple[dict[str, Any], int]]:
+    """Have each client take its requests, one after the other, all clients at a time; return answers and models."""
+    for worker, numbers in zip(workers, asked, strict=True):
+        for number in numbers:
+            worker.ask({"do": "request", "number": number, "folder": str(place), "way": way})
+    return [(_answer(worker), number) for worker, numbers in zip(workers, asked, strict=True) for number in numbers]
+
+
+def _rank(values: Sequence[float], percent: float) -> float:
+    return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
+
+
+def _gain(row: dict[str, Any], percent: float) -> float | None:
+    """Return the geometric mean over models of how many times as long `load_file` takes at a percentile."""
+    ways = row["models"]
+    gains = [
+        _rank(ways[MMAP][text], percent) / _rank(ways[ATTACH][text], percent)
+        for text in ways[MMAP]
+        if text in ways[ATTACH]
+    ]
+    return statistics.geometric_mean(gains) if gains else None
+
+
+def _add(report: turns.Report, cell: tuple[float, int], models: int, row: dict[str, Any]) -> None:
+    count = row["hits"] + row["misses"] + row["no_room"]
+    gains = [_gain(row, percent) for percent in (PERCENTILE, 50)]
+    report.rows.append(
+        [
+            f"{row['active']} of {models}", str(cell[1]), str(count),
+            *("–" if gain is None else f"{gain:.2f}" for gain in gains),
+            f"{100 * row['hits'] / count:.0f}", str(row["evictions"]), f"{100 * row['no_room'] / count:.0f}",
+        ]
+    )  # fmt: skip
+    report.data[f"{cell[0]:g} {cell[1]}"] = {**row, "gain": gains[0], "clients": cell[1]}
+
+
+def _conclude(report: turns.Report) -> None:
+    """Say where the store gains most, and that models asked for seldom have few requests."""
+    rows = [row for row in report.data.values() if row["gain"] is not None]
+    if not rows:
+        return
+    best, worst = max(rows, key=lambda row: row["gain"]), min(rows, key=lambda row: row["gain"])
+    for what, row in (("Best", best), ("Worst", worst)):
+        report.notes.append(
+            f"{what}: {row['gain']:.2f} times as fast at the {PERCENTILE}th percentile, geometric mean over models, "
+            f"with {row['active']} models active and {row['clients']} clients."
+        )
+    fewest = min(len(each) for row in rows for each in row["models"][ATTACH].values())
+    report.notes.append(
+        f"The {PERCENTILE}th percentile of fewer than 100 requests is the longest one; the fewest for a model are "
+        f"{fewest}."
+    )
+
+
+def _kept(out: Path | None) -> dict[str, Any]:
+    """Return what earlier calls measured, by cell."""
+    kept: dict[str, Any] = {}
+    if out is not None and out.is_file():
+        for line in out.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, TypeError):  # cut off when it was written
+                kept.update(json.loads(line))
+    return kept
+
+
+def _keep(out: Path | None, name: str, row: dict[str, Any]) -> None:
+    if out is not None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({name: row}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

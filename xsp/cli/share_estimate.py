@@ -1,0 +1,56 @@
+"""Estimate whether sharing would pay for a file, from its bytes and tensors and from constants of this machine.
+
+Bandwidths are those that `xsp bench transfers` timed; what a tensor takes, and what it takes to ask the store, is
+measured on two small files, in some seconds. Of the file the header is read, and nothing else. Memory and a first call
+are not estimated: `xsp share measure` measures them.
+
+examples:
+  xsp bench transfers --families copy,read-cached,first-touch --threads 1      once a machine
+  xsp share estimate model.safetensors
+  xsp share estimate model.safetensors.index.json --format json                all its shards
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from xsp.cli import progress
+
+SUMMARY = "whether it would pay, by bytes and tensors"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("source", metavar="FILE", help="a safetensors file, an index of shards, or a folder with one")
+    parser.add_argument("--timings", type=Path, metavar="DIR", help="the table of timings (default: this user's)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Read the header, measure the constants that are missing, and show what follows."""
+    from xsp.bench.timings import Timings
+    from xsp.errors import ShareError
+    from xsp.share import estimate, paying, weights
+
+    tensors = []
+    for name in weights.shards(given.source):
+        try:
+            file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ShareError(f"{name}: cannot be read ({error.strerror})") from error
+        try:
+            tensors += weights.read_header(file, name)
+        finally:
+            os.close(file)
+    shapes = estimate.curves(Timings.open(given.timings))
+    with progress.shown(given.quiet) as told:
+        known = estimate.Constants(estimate.costs(told), shapes, estimate.digest_ns())
+    if given.format == "json":
+        progress.put(json.dumps(paying.estimate_plain(given.source, tensors, known), indent=1) + "\n")
+    else:
+        progress.put(paying.estimate_text(given.source, tensors, known) + "\n")
+    return 0

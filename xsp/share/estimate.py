@@ -1,0 +1,173 @@
+"""Whether sharing weights would pay, foretold from their size and number and from constants of this machine.
+
+ρ of a way to load without a store is the time that it takes and `attach` does not: bytes over the bandwidth at which it
+moves them, less what `attach` takes more for each tensor and for asking the store (A. Dakkak et al., TrIMS, 2019):
+
+    ρ = bytes / bandwidth - (tensors · (attach - other) + asking)
+
+Bandwidths are those of `xsp bench transfers`; the costs of tensors and of asking are measured on two small files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from xsp import clock
+from xsp.bench import transfers
+from xsp.bench.shapes import Shape
+from xsp.bench.timings import Timings
+from xsp.errors import ShareError
+from xsp.share import measuring, weights
+from xsp.share.measured import ATTACH, MMAP, PICKLE, WAYS
+from xsp.share.measuring import COLD, WARM
+
+FEW, MANY = 2, 1000
+"""Tensors of the files of which costs are measured."""
+
+TURNS = 3
+NEEDED = ("copy", "read-cached", "first-touch")
+"""Families of transfers."""
+
+
+class Cost(NamedTuple):
+    """What a way takes in nanoseconds, without its bytes."""
+
+    fixed_ns: float
+    tensor_ns: float
+
+    def of(self, tensors: int) -> float:
+        """Return what so many tensors take."""
+        return self.fixed_ns + tensors * self.tensor_ns
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Of this machine."""
+
+    costs: Mapping[str, Cost]
+    """By way."""
+
+    shapes: Mapping[str, Shape]
+    """By family of transfers."""
+
+    digest_ns: float
+    """Of a byte, by which the store tells weights."""
+
+    def moved_ns(self, family: str, nbytes: int) -> float:
+        """Return what it takes to move so many bytes."""
+        return max(0.0, self.shapes[family].seconds(nbytes)) * 1e9
+
+
+class Foretold(NamedTuple):
+    """What sharing would save over one way, in one state."""
+
+    way: str
+    state: str
+    nbytes: int
+    tensors: int
+    other_ns: float
+    """What the way takes to load, without the first call."""
+
+    attach_ns: float
+
+    @property
+    def saved_ns(self) -> float:
+        """ρ."""
+        return self.other_ns - self.attach_ns
+
+    @property
+    def pays(self) -> bool:
+        """Whether ρ is above zero."""
+        return self.saved_ns > 0
+
+
+def curves(timings: Timings) -> dict[str, Shape]:
+    """Return the curves of transfers that are needed, of one thread.
+
+    Raises:
+        ShareError: one of them was not timed on this machine.
+    """
+    found = {
+        each.family.name: each.shape
+        for each in transfers.curves(timings)
+        if each.family.name in NEEDED and each.threads == 1 and each.shape is not None
+    }
+    missing = [name for name in NEEDED if name not in found]
+    if missing:
+        raise ShareError(
+            f"{timings.folder}: not timed on this machine, or at too few sizes: {', '.join(missing)}; "
+            f"xsp bench transfers --families {','.join(NEEDED)} --threads 1"
+        )
+    return found
+
+
+def costs(told: measuring.Told = lambda *_: None) -> dict[str, Cost]:
+    """Measure what tensors and asking take, by way: a few tensors and a thousand, a few bytes each, in turns.
+
+    Raises:
+        ShareError: libraries are missing, or no store can be started.
+    """
+    taken: dict[tuple[str, int], list[float]] = {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xsp-")))
+        asked = {"cwd": os.getcwd(), "folder": str(folder), "store": str(folder / "s"), "counts": [FEW, MANY]}
+        process = stack.enter_context(measuring.started())
+        stack.enter_context(measuring.store_at(folder / "s", 256 << 20))
+        measuring.answer_of(process, {"do": "small", **asked})
+        for turn in range(TURNS):
+            for place, (way, count) in enumerate((way, count) for way in WAYS for count in (FEW, MANY)):
+                told(f"what a tensor takes: {way}", turn * 2 * len(WAYS) + place, TURNS * 2 * len(WAYS))
+                answer = measuring.answer_of(process, {"do": "time", "way": way, "count": count, **asked})
+                taken.setdefault((way, count), []).append(answer["load_ns"])
+    found = {}
+    for way in WAYS:
+        few, many = min(taken[way, FEW]), min(taken[way, MANY])
+        each = max(0.0, (many - few) / (MANY - FEW))
+        found[way] = Cost(max(0.0, few - FEW * each), each)
+    return found
+
+
+def digest_ns() -> float:
+    """Return the nanoseconds that SHA-256 takes for a byte."""
+    data = bytes(weights.CHUNK)
+    taken = []
+    for _ in range(TURNS):
+        began = clock.monotonic_ns()
+        hashlib.sha256(data).digest()
+        taken.append(clock.monotonic_ns() - began)
+    return min(taken) / len(data)
+
+
+def foretell(nbytes: int, tensors: int, known: Constants) -> list[Foretold]:
+    """Return what sharing weights would save over each way, warm and cold.
+
+    Warm, the file is in the page cache and the store holds the weights. `load_file` and `attach` map, and both touch
+    the same pages later; `torch.load` reads into fresh memory. Cold, neither is there: all read the file from the
+    disk, and the store fills fresh memory from it first, which the next client has no more to wait for.
+    """
+    copying = known.moved_ns("first-touch", nbytes) + known.moved_ns("read-cached", nbytes)
+    attach = known.costs[ATTACH].of(tensors)
+    keeping = copying + known.moved_ns("copy", nbytes) + nbytes * known.digest_ns
+    found = []
+    for way, own in ((MMAP, 0.0), (PICKLE, copying)):
+        for state, first in ((WARM, 0.0), (COLD, keeping)):
+            other = known.costs[way].of(tensors) + own
+            found.append(Foretold(way, state, nbytes, tensors, other, attach + first))
+    return found
+
+
+def groups(tensors: Sequence[weights.Tensor]) -> dict[str, tuple[int, int]]:
+    """Return bytes and number of tensors by the first part of their names, largest first: what a model is made of."""
+    found: dict[str, tuple[int, int]] = {}
+    for each in tensors:
+        name = each.name.partition(".")[0]
+        nbytes, count = found.get(name, (0, 0))
+        found[name] = nbytes + each.nbytes, count + 1
+    return dict(sorted(found.items(), key=lambda each: -each[1][0]))
