@@ -116,6 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # what it quotes of a trace or of a file's name is somebody else's text
         print("xsp: error: " + "\n".join(map(plain, str(error).split("\n"))), file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        if typed[0] in OF_PROGRAMS:
+            raise
+        print("xsp: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         return 0
@@ -128,6 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"xsp: error: the tables hold what xsp does not write there ({reason})", file=sys.stderr)
         return 2
 
+
+INTERRUPTED = 130
+"""Exit code, as of a program that an interrupt ends."""
 
 OF_PROGRAMS = ("run", "profile", "sweep")
 """Commands that run somebody's program, whose errors are its own."""

@@ -42,6 +42,9 @@ SUMMARY = "show a model's calls, data flow and measures, untimed"
 
 FORMATS = ("table", "json")
 
+INTERRUPTED = 130
+"""Exit code, as of a shell whose command was interrupted."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -53,6 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "torch.export (.pt2), a run or a trace, a saved graph, or a folder that --all wrote",
     )
     options.step_of_model(parser)
+    options.sizes(parser)
     options.phases(parser)
     options.seeding(parser)
     parser.add_argument(
@@ -154,6 +158,7 @@ def _graph(given: argparse.Namespace, source: str, beside: str | None = None) ->
         "sequence": given.sequence,
         "prefill": given.prefill,
         "decode": given.decode,
+        "sizes": given.size,
     }
     others = sources.taken(beside) - sources.taken(source) if beside is not None else frozenset()
     return sources.of(source, seed=given.seed, **{name: each for name, each in asked.items() if name not in others})
@@ -195,13 +200,17 @@ def _corpus(given: argparse.Namespace) -> int:
 
     if given.out is None:
         raise UsageError("--all writes a graph for each model: give --out DIR")
-    of_one = ("save", "html", "dot", "section", "compare", "input", "only", "against", "prefill", "decode")
+    of_one = ("save", "html", "dot", "section", "compare", "input", "only", "against", "prefill", "decode", "size")
     typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
     if typed:
         raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards")
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
-    with progress.shown(quiet=False) as show:
-        found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
+    try:
+        with progress.shown(quiet=False) as show:
+            found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
+    except KeyboardInterrupt:
+        progress.warn(f"xsp: interrupted; what was captured is kept in {given.out}: type it again to go on")
+        return INTERRUPTED
     failed = [row for row in found if "error" in row]
     if given.format == "json":
         progress.put(json.dumps(found, indent=2) + "\n")

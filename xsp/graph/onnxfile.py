@@ -43,20 +43,21 @@ WINDOWS = {"Conv", "ConvInteger", "ConvTranspose", "MaxPool", "AveragePool", "Lp
 """Operators that move a kernel over their input."""
 
 
-def load(path: Path, batch: int | None = None) -> Graph:
+def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None = None) -> Graph:
     """Read an ONNX file.
 
     Args:
         path: the file; files beside it that hold its weights are not needed.
         batch: first dimension of all inputs; what the file says unless told otherwise, and 1 where it gives a name.
+        sizes: numbers for dimensions of inputs that have names, by those names.
 
     Raises:
-        GraphError: the library is missing, the file is damaged, or does not go with that batch.
+        GraphError: the library is missing, the file is damaged, does not go with that batch, or has no such names.
     """
     onnx = _library()
     model = _read(onnx, path)
     problems: list[Problem] = list(_missing_files(path, model))
-    stated = _set_batch(model, batch, problems)
+    stated = _set_batch(model, batch, _known(path, model, sizes or {}), problems)
     newest = onnx.defs.onnx_opset_version()
     for each in model.opset_import:
         if each.domain in ("", "ai.onnx") and not 0 < each.version <= newest:
@@ -106,25 +107,45 @@ def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
             yield Problem("weights", f"{place}, which holds weights, is missing; it is not needed for the graph")
 
 
-def _set_batch(model: Any, batch: int | None, problems: list[Problem]) -> int | None:
-    """Give the inputs a batch, and return it; None if they have different ones."""
+def _inputs(model: Any) -> list[Any]:
+    """Return the inputs that are tensors, and no constants."""
     constants = {each.name for each in model.graph.initializer}
+    return [each for each in model.graph.input if each.name not in constants and each.type.HasField("tensor_type")]
+
+
+def _known(path: Path, model: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the sizes, whose names are those of dimensions."""
+    names = [each.dim_param for given in _inputs(model) for each in given.type.tensor_type.shape.dim if each.dim_param]
+    for name, number in sizes.items():
+        if name not in names:
+            there = ", ".join(dict.fromkeys(names)) or "none"
+            raise GraphError(f"{path}: no dimension of an input is named {name!r}; names there are: {there}")
+        if number < 0:
+            raise GraphError(f"{path}: dimension {name} cannot be {number}: give a number from 0")
+    return sizes
+
+
+def _set_batch(model: Any, batch: int | None, sizes: Mapping[str, int], problems: list[Problem]) -> int | None:
+    """Give the dimensions of the inputs numbers, and return the batch; None if they have different ones."""
     found: set[int] = set()
-    for given in model.graph.input:
-        if given.name in constants or not given.type.HasField("tensor_type"):
-            continue
+    for given in _inputs(model):
         dimensions = given.type.tensor_type.shape.dim
         for place, each in enumerate(dimensions):
             named = not each.HasField("dim_value") or each.dim_value < 0  # so some exporters write an unknown one
-            if place == 0 and (named or batch is not None):
+            if named and each.dim_param in sizes:
+                each.dim_value = sizes[each.dim_param]
+            elif place == 0 and (named or batch is not None):
                 each.dim_value = batch or 1
             elif named:
                 name = each.dim_param or "?"
                 each.ClearField("value")
-                problems.append(Problem(f"input {given.name}", f"dimension {place} is {name}, which has no number"))
+                how = f": --size {name}=N gives it one" if name != "?" else ""
+                problems.append(
+                    Problem(f"input {given.name}", f"dimension {place} is {name}, which has no number{how}")
+                )
         if dimensions:
             found.add(dimensions[0].dim_value)
-    if batch is not None:
+    if batch is not None or sizes:
         del model.graph.value_info[:]
         for made in model.graph.output:
             if made.type.HasField("tensor_type"):
