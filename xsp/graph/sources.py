@@ -15,8 +15,12 @@ from xsp.models import Settings
 
 HEAD = 4096
 
+BY = ("capture", "export")
+"""How the graph of a model is made."""
+
 OPTIONS = {
-    "batch": None, "train": False, "shape": None, "sequence": 128, "prefill": None, "decode": None, "sizes": None
+    "batch": None, "train": False, "shape": None, "sequence": 128, "prefill": None, "decode": None, "sizes": None,
+    "by": "capture",
 }  # fmt: skip
 """Of a step that is still to be made, with what they are unless told otherwise; files and traces are of one made."""
 
@@ -38,6 +42,7 @@ def of(
     prefill: int | None = None,
     decode: int | None = None,
     sizes: Mapping[str, int] | None = None,
+    by: str = "capture",
 ) -> Graph:
     """Return the graph of a step.
 
@@ -54,6 +59,7 @@ def of(
         prefill: of a language model of transformers, the step that reads so many tokens.
         decode: of such a model, the step that adds the last of so many tokens, with a cache of those before it.
         sizes: of an ONNX file, numbers for the dimensions of its inputs that have names.
+        by: "capture", or "export": of a model or module, by way of `torch.export`, to compare with.
 
     Raises:
         GraphError: the graph cannot be had; the message is the reason.
@@ -62,8 +68,10 @@ def of(
     """
     asked = {
         "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode,
-        "sizes": sizes,
+        "sizes": sizes, "by": by,
     }  # fmt: skip
+    if by not in BY:
+        raise UsageError(f"there is no way {by!r} to a graph; there are {', '.join(BY)}")
     check(what, asked)
     settings = Settings(
         batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence, prefill=prefill, decode=decode
@@ -71,7 +79,7 @@ def of(
     if isinstance(what, Graph):
         return what
     if isinstance(what, (str, Path)):
-        return _named(str(what), settings, batch, sizes)
+        return _named(str(what), settings, batch, sizes, by)
     if hasattr(what, "con") and hasattr(what, "rungs"):
         from xsp.graph import spans
 
@@ -81,6 +89,10 @@ def of(
 
         return program.of(what, "ExportedProgram")
     if callable(what) and hasattr(what, "parameters"):
+        if by == "export":
+            from xsp.graph import exported
+
+            return exported.of_module(what, args, kwargs or {}, settings, batch)
         from xsp.graph import captured
 
         return captured.of_module(what, args, dict(kwargs or {}), settings, batch)
@@ -131,7 +143,7 @@ def taken(what: Any) -> frozenset[str]:
     return _OF_MODELS
 
 
-def _named(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str, int] | None) -> Graph:
+def _named(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str, int] | None, by: str) -> Graph:
     from xsp.importers import contract  # with the table engine, which a process that times calls does without
 
     path = Path(spec)
@@ -143,6 +155,10 @@ def _named(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str,
         raise GraphError(
             f"{spec}: there is no such file; models are named torchvision:NAME, timm:NAME, transformers:NAME"
         )
+    if by == "export":
+        from xsp.graph import exported
+
+        return exported.named(spec, settings)
     from xsp.graph import captured
 
     return captured.named(spec, settings)
