@@ -130,7 +130,7 @@ def _see(parts: _Parts, trace: Trace) -> None:
         if not any(parts.counted):
             raise GraphError(f"{trace.name}: none of its operators computes anything, so that there is no bound")
         if not any(node.call.inputs for node, counts in zip(graph.nodes, parts.counted, strict=True) if counts):
-            raise GraphError(f"{trace.name}: the trace has no shapes, so that nothing bounds it; record_shapes=True")
+            raise GraphError(f"{trace.name}: {no_shapes(trace)}")
         places: Sequence[int | None] = range(len(calls))
     else:
         found = parts.join = joining.of(graph, calls)
@@ -207,6 +207,16 @@ def _worked_on_device(trace: Trace) -> bool:
     from xsp.schema import Level
 
     return trace.has(Level.KERNEL)
+
+
+def no_shapes(trace: Trace | None) -> str:
+    """Say that a trace has no shapes, and what to do: a run of ours has them from a step that describes its calls."""
+    if trace is None or trace.run.imported is not None:
+        return "the trace has no shapes, so that nothing bounds its calls; record_shapes=True"
+    return (
+        "no step of the run describes its calls, so that nothing bounds them; record more steps of this kind, "
+        "or name the model beside the run: xsp bound file.py:function --run RUN"
+    )
 
 
 def is_elsewhere(trace: Trace | None) -> bool:

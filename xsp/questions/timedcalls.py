@@ -215,7 +215,7 @@ def ground(asked: Asked) -> Ground:
     if trace is not None and seen.is_compiled(trace):
         raise AnalysisError("the step ran compiled: its calls are not those that are timed by themselves")
     if not any(node.call.inputs for node in graph.computing):
-        raise AnalysisError("the trace has no shapes, so that its calls cannot be timed; record_shapes=True")
+        raise AnalysisError(sources.no_shapes(trace))
     step, known = asked.step, () if trace is None else _seen(asked, graph)
     made = Ground(
         graph,
