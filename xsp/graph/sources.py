@@ -140,7 +140,7 @@ def taken(what: Any) -> frozenset[str]:
         return frozenset()
     if path.is_file():
         return _OF_ONNX if _kind(path) == "onnx" else frozenset()
-    return _OF_MODELS
+    return _OF_MODELS if ":" in str(what) else frozenset(OPTIONS)  # no such file, which is the error to come
 
 
 def _named(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str, int] | None, by: str) -> Graph:
