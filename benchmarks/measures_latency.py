@@ -37,9 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wanted += ["torchvision:mobilenet_v3_small", "torchvision:shufflenet_v2_x0_5", "torchvision:alexnet"]
     micro = [] if options.no_micro else models.names("micro")[:: 12 if options.quick else 1]
     with tempfile.TemporaryDirectory() as folder:
-        kept = steps.Kept(options.out or Path(folder))
+        kept, until = steps.Kept(options.out or Path(folder)), steps.until(options)
         rows = corpus.collect([*wanted, *micro], kept.folder, progress=lambda what, *_: turns.say(f"  {what}"))
-        until = steps.until(options)
         measured: list[steps.Step] = []
         for text in (*wanted, *micro):
             of = (batches[:1], threads[:1]) if text in micro else (batches, threads)

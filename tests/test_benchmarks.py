@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import construction
 import run_all
 from realparts import until
 
@@ -64,3 +65,19 @@ def test_what_is_out_of_time_is_not_run_and_that_is_said(tmp_path: Path) -> None
     ended = run_all.run_all([script, script], [], 0.2)
     assert [each.how for each in ended] == ["cut off", "not run"]
     assert all(each.failed for each in ended)
+
+
+def test_figures_of_construction_are_held_against_each_goal() -> None:
+    single = {
+        "errors": {"a": -0.10, "b": -0.20, "c": 0.02},
+        "with_glue": {"a": -0.05, "b": -0.18, "c": 0.06},
+        "cross": {"a": {"error": -0.12, "found": 0.95}},
+    }
+    blocks = {"errors": {"a": 0.01, "b": -0.02}, "with_glue": {}, "cross": {}}
+    said = "\n".join(construction.goals({"1": single, "4": blocks, "steps": {}}))
+    assert "at the best G (4) at most 5%, met" in said
+    assert "G = 1, at most 14%: 12.0 [12.0, 12.0] %, met (1 models)" in said
+    assert "G = 4, at most 8%: none (0 models)" in said
+    assert "least 0.80 (b; goal 0.7, met)" in said
+    assert "closer to 1 for 2 of 3 models (goal two thirds, met)" in said
+    assert construction.goals({"1": {"errors": {}, "with_glue": {}, "cross": {}}})[0].startswith("No model")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,23 @@ def test_the_command_prints_tables_within_80_columns_and_json(known, capsys, tmp
     assert told["rung"] == "ceiling"
     assert {"module", "forward_ms", "backward_ms", "update_ms", "gradient_bytes", "calls"} == set(told["layers"][0])
     assert phasestext.as_json(of_steps(known, tmp_path, "single"))["phases"]["forward"]["ns"] > 0
+
+
+def test_a_run_tells_no_data_flow_so_that_updates_and_gradients_of_layers_are_unknown(tmp_path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(60):\n"
+        "    optimizer.zero_grad()\n"
+        "    net(torch.ones(4, 8)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "xsp.cli", "run", "-o", str(run), "--quiet", str(tmp_path / "train.py")]
+    subprocess.run(command, check=True, capture_output=True)
+    found = phases.of(xsp.bound.of(run, timings=tmp_path / "none"))
+    layers = {each.module: each for each in found.layers}
+    assert layers["0"].forward_ns
+    assert (layers["0"].update_ns, layers["0"].parameter_bytes) == (None, None)
+    assert layers[phases.NO_LAYER].update_ns

@@ -252,3 +252,17 @@ def test_an_option_of_a_models_step_is_the_same_in_every_command(option: str, co
 def test_an_unknown_option_before_any_command_is_named(command: list[str], says: str, capsys) -> None:
     assert main(command) == 2
     assert capsys.readouterr().err == f"xsp: error: {says}\n"
+
+
+def test_an_interrupt_is_one_line_and_the_code_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("xsp.graph.sources.of", interrupted)
+    assert main(["graph", "torchvision:resnet18"]) == 130
+    assert capsys.readouterr().err == "xsp: interrupted\n"
+    monkeypatch.setattr("xsp.graph.corpus.collect", interrupted)
+    assert main(["graph", "--all", "micro", "--out", str(tmp_path / "corpus")]) == 130
+    assert "type it again to go on" in capsys.readouterr().err

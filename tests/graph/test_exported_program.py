@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections import Counter
 
@@ -73,10 +74,56 @@ def test_a_size_that_may_vary_is_that_of_the_example() -> None:
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04", b"", b"PK\x03\x04" + b"x" * 999])
-def test_what_torch_cannot_read_is_one_line(tmp_path, content, capfd) -> None:
+def test_what_is_no_archive_is_one_line(tmp_path, content, capfd) -> None:
     path = tmp_path / "net.pt2"
     path.write_bytes(content)
-    with pytest.raises(GraphError, match="cannot read this program") as caught:
+    with pytest.raises(GraphError, match=r"no program of torch\.export, or not all of one") as caught:
         xsp.graph.of(path)
     assert "\n" not in str(caught.value)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_program_that_breaks_off_or_is_of_another_torch_is_one_line(program, tmp_path) -> None:
+    torch.export.save(program, tmp_path / "net.pt2")
+    (tmp_path / "half.pt2").write_bytes((content := (tmp_path / "net.pt2").read_bytes())[: len(content) // 2])
+    with pytest.raises(GraphError, match="not all of one"):
+        xsp.graph.of(tmp_path / "half.pt2")
+    with zipfile.ZipFile(tmp_path / "net.pt2") as whole, zipfile.ZipFile(tmp_path / "other.pt2", "w") as other:
+        for name in whole.namelist():
+            other.writestr(name, re.sub(rb'"major": *[0-9]+', b'"major": 99', whole.read(name)))
+    with pytest.raises(GraphError, match=r"cannot read this program .*99"):
+        xsp.graph.of(tmp_path / "other.pt2")
+    torch.save({"a": torch.ones(2)}, tmp_path / "weights.pt2")
+    with pytest.raises(GraphError, match=r"weights that torch\.save wrote are none"):
+        xsp.graph.of(tmp_path / "weights.pt2")
+
+
+def test_a_module_and_a_model_are_exported_on_request_and_agree_with_the_captured_step(tmp_path) -> None:
+    module = Net().train()
+    exported = xsp.graph.of(module, torch.zeros(2, 4), by="export", batch=2)
+    assert (exported.source.value, exported.settings["rung"], exported.settings["batch"]) == (
+        "program", "exported on meta", 2,
+    )  # fmt: skip
+    assert keys_of(exported) == keys_of(xsp.graph.of(module, torch.zeros(2, 4)))
+    assert module.training
+    (tmp_path / "net.py").write_text(
+        "from torch import nn, ones\ndef net(n):\n    return nn.Sequential(nn.Linear(4, 4), nn.ReLU()), ones(n, 4)\n"
+    )
+    name = f"{tmp_path}/net.py:net"
+    assert keys_of(xsp.graph.of(name, batch=3, by="export")) == keys_of(xsp.graph.of(name, batch=3))
+
+
+def test_what_cannot_be_exported_is_one_error_and_nothing_is_printed(capfd) -> None:
+    class Looks(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(
+        GraphError, match=r"Looks cannot be exported \(exported on meta: .*; on the CPU: .*data-dependent"
+    ):
+        xsp.graph.of(Looks(), torch.zeros(2, 4), by="export")
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(GraphError, match="no training steps"):
+        xsp.graph.of(Net(), torch.zeros(2, 4), by="export", train=True)
+    with pytest.raises(UsageError, match="there are capture, export"):
+        xsp.graph.of(Net(), torch.zeros(2, 4), by="dynamo")

@@ -11,7 +11,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 import xsp  # noqa: E402
-from xsp.errors import GraphError  # noqa: E402
+from xsp.errors import GraphError, UsageError  # noqa: E402
 from xsp.graph import NodeKind  # noqa: E402
 from xsp.graph.node import Role  # noqa: E402
 
@@ -131,6 +131,84 @@ def test_a_dimension_with_a_name_is_a_hole(tmp_path: Path) -> None:
     graph = xsp.graph.of(tmp_path / "m.onnx", batch=2)
     assert "dimension 1 is length" in graph.problems[0].reason
     assert graph.measures()["bytes"] is None
+
+
+def named(path: Path) -> Path:
+    """Write a product of `x`, batch × tokens × 16, with weights."""
+    weights = onnx.numpy_helper.from_array(numpy.ones((16, 8), numpy.float32), "w")
+    given = [helper.make_tensor_value_info("x", FLOAT, ["n", "tokens", 16])]
+    made = [helper.make_tensor_value_info("y", FLOAT, ["n", "tokens", 8])]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", given, made, [weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def test_a_dimension_with_a_name_has_the_number_that_is_given(tmp_path: Path) -> None:
+    path = named(tmp_path / "m.onnx")
+    hole = xsp.graph.of(path)
+    assert hole.measures()["flops"] is None
+    assert any("--size tokens=N gives it one" in each.reason for each in hole.problems)
+    for sizes, batch, rows in (({"tokens": 5}, None, 5), ({"tokens": 5, "n": 3}, None, 15), ({"tokens": 5}, 2, 10)):
+        graph = xsp.graph.of(path, sizes=sizes, batch=batch)
+        assert graph.measures()["flops"] == 2 * rows * 16 * 8
+        assert not graph.problems
+
+
+def test_shapes_follow_from_values_that_the_library_does_not_compute(tmp_path: Path) -> None:
+    """As exporters write `expand(batch, -1, -1)`: the shape goes through `Equal`, `Where` and `ConstantOfShape`."""
+
+    def constant(name: str, *numbers: int):
+        return onnx.numpy_helper.from_array(numpy.array(numbers, numpy.int64), name)
+
+    node = helper.make_node
+    nodes = [
+        node("Shape", ["x"], ["all"]),
+        node("Gather", ["all", "first"], ["batch"]),
+        node("Concat", ["batch", "keep", "keep"], ["asked"], axis=0),
+        node("Shape", ["asked"], ["length"]),
+        node("ConstantOfShape", ["length"], ["ones"], value=constant("", 1)),
+        node("Equal", ["asked", "keep"], ["is_kept"]),
+        node("Where", ["is_kept", "ones", "asked"], ["shape"]),
+        node("Expand", ["token", "shape"], ["tokens"]),
+        node("Concat", ["tokens", "x"], ["y"], axis=1),
+    ]
+    token = onnx.numpy_helper.from_array(numpy.ones((1, 1, 16), numpy.float32), "token")
+    given = [helper.make_tensor_value_info("x", FLOAT, ["n", "tokens", 16])]
+    made = [helper.make_tensor_value_info("y", FLOAT, ["n", "more", 16])]
+    graph = helper.make_graph(nodes, "g", given, made, [token, constant("first", 0), constant("keep", -1)])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    found = xsp.graph.of(tmp_path / "m.onnx", sizes={"n": 3, "tokens": 7})
+    assert len(found.nodes) == len(nodes)
+    assert found.nodes[-1].call.outputs[0].shape == (3, 8, 16)
+    assert found.measures()["bytes_unknown"] == 0
+    assert not found.problems
+    hole = xsp.graph.of(tmp_path / "m.onnx")
+    assert hole.measures()["bytes"] is None
+    assert any(each.where == "shapes" for each in hole.problems)
+
+
+def test_a_value_that_would_be_large_is_not_computed(tmp_path: Path) -> None:
+    sizes = onnx.numpy_helper.from_array(numpy.array([1 << 40, 1 << 20], numpy.int64), "sizes")
+    nodes = [helper.make_node("ConstantOfShape", ["sizes"], ["y"]), helper.make_node("Mystery", ["y"], ["z"])]
+    made = [helper.make_tensor_value_info("z", FLOAT, None)]
+    onnx.save(
+        helper.make_model(
+            helper.make_graph(nodes, "g", [], made, [sizes]), opset_imports=[helper.make_opsetid("", 17)]
+        ),
+        tmp_path / "m.onnx",
+    )
+    (only,) = xsp.graph.of(tmp_path / "m.onnx").nodes
+    assert only.call.inputs[0].shape == (1 << 40, 1 << 20)
+
+
+def test_a_size_for_a_name_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    path = named(tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match="'sequence'; names there are: n, tokens"):
+        xsp.graph.of(path, sizes={"sequence": 5})
+    with pytest.raises(GraphError, match="cannot be -1"):
+        xsp.graph.of(path, sizes={"tokens": -1})
+    with pytest.raises(UsageError, match="no dimensions with names"):
+        xsp.graph.of("torchvision:resnet18", sizes={"tokens": 5})
 
 
 def test_weights_that_are_missing_are_not_needed(tmp_path: Path) -> None:

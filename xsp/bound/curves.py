@@ -118,11 +118,11 @@ def of(
     """
     from xsp import bench
     from xsp.bench.plan import overheads
-    from xsp.bound import planned, seen, sources, timed
+    from xsp.bound import planned, seen, timed
     from xsp.processes import cores
 
     graph, run = planned.of(what, args, trace, of_model)
-    if sources.is_elsewhere(run):
+    if seen.is_elsewhere(run):
         raise GraphError(
             f"{graph.name}: the run is of a device or of another processor, of which there are no timings here"
         )

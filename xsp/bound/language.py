@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,9 +37,6 @@ DECODE, PREFILL = "decode", "prefill"
 
 LENGTHS = 4
 """That are timed, between the first and the last."""
-
-STRAIGHT = 1e-3
-"""Share of a figure by which it may be off a line, to grow as the number of tokens."""
 
 MOST_CALLS = 1.5
 """Times as many calls at twice the tokens: a graph that calls operators for each token is not timed call by call."""
@@ -311,7 +308,7 @@ class _Maker:
         made = Curve(phase, points, None, None, computing, sum(same[-1]), different)
         reason = _no_fit(phase, points, alike)
         if reason:
-            return _with(made, reason=reason)
+            return replace(made, reason=reason)
         return self.fitted(made, graphs, figures, same)
 
     def figures(self, graph: Graph) -> list[Figure | None]:
@@ -394,12 +391,8 @@ class _Maker:
         glue, _ = self.framework(made.points[-1].graph)
         rest = found[0] + (polynomials.constant(glue.ns, glue.half_ns) if glue is not None else polynomials.ZERO)
         if made.phase == DECODE:
-            return _with(made, rest=rest, attention=found[1] + found[2], left_out=there.count(False))
-        return _with(made, rest=rest + found[1], attention=found[2], left_out=there.count(False))
-
-
-def _with(curve: Curve, **changed: Any) -> Curve:
-    return Curve(**{**vars(curve), **changed})
+            return replace(made, rest=rest, attention=found[1] + found[2], left_out=there.count(False))
+        return replace(made, rest=rest + found[1], attention=found[2], left_out=there.count(False))
 
 
 def _keys(graph: Graph, threads: int) -> list[str]:
@@ -425,7 +418,7 @@ def _no_fit(phase: str, points: Sequence[Point], alike: bool) -> str:
     if not alike:
         return "other operators are called at some of the lengths: give a narrower range"
     lengths = [each.tokens for each in points]
-    if phase == DECODE and not _straight(lengths, [float(each.active.state) for each in points]):
+    if phase == DECODE and not polynomials.is_straight(lengths, [float(each.active.state) for each in points]):
         bend = next(
             (after.tokens for before, after in pairwise(points)
              if after.active.state == before.active.state),
@@ -440,25 +433,16 @@ def _degree(lengths: Sequence[int], nodes: Sequence[Any]) -> int:
     """Return with which power of the length the work of a call grows: 1 or 2."""
     for of_node in (work.flops_of, work.bytes_of):
         found = [of_node(node) for node in nodes]
-        if None in found or not _straight(lengths, [float(each or 0) for each in found]):
+        if None in found or not polynomials.is_straight(lengths, [float(each or 0) for each in found]):
             return 2
     return 1
-
-
-def _straight(lengths: Sequence[int], values: Sequence[float]) -> bool:
-    """Return whether values lie on a line over the lengths."""
-    first, last = values[0], values[-1]
-    slope = (last - first) / (lengths[-1] - lengths[0])
-    return all(
-        abs(first + slope * (n - lengths[0]) - value) <= STRAIGHT * max(map(abs, values), default=0.0) + 1e-9
-        for n, value in zip(lengths, values, strict=True)
-    )
 
 
 def _cache_overtakes(points: Sequence[Point], batch: int, skew: float) -> float | None:
     """Return at how many tokens the cache has as many bytes as the weights that take part."""
     first, last = points[0], points[-1]
     slope = (last.active.state - first.active.state) / (last.tokens - first.tokens)
-    if slope <= 0 or not _straight([each.tokens for each in points], [float(each.active.state) for each in points]):
+    lengths, states = [each.tokens for each in points], [float(each.active.state) for each in points]
+    if slope <= 0 or not polynomials.is_straight(lengths, states):
         return None
     return last.tokens + (last.active.weights(batch, skew) - last.active.state) / slope

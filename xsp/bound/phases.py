@@ -55,8 +55,8 @@ class TrainedLayer:
     forward_ns: float | None
     backward_ns: float | None
     update_ns: float | None
-    parameter_bytes: int
-    """Of its parameters that the step updates, which is what their gradients have."""
+    parameter_bytes: int | None
+    """Of its parameters that the step updates, which is what their gradients have; None where no data flow is known."""
 
     calls: int
 
@@ -147,9 +147,11 @@ def _layers(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[TrainedL
     sizes: dict[str, int] = defaultdict(int)
     for storage, size in updated.items():
         sizes[owners[storage]] += size
+    flows = graph.known_by is not KnownBy.ORDER  # which call updates what is known through memory alone
     for name, calls in names.items():
         forward, backward, update = (_sum(times[name, phase]) for phase in Phase)
-        yield TrainedLayer(name, forward, backward, update, sizes[name], calls)
+        own = flows or name == NO_LAYER
+        yield TrainedLayer(name, forward, backward, update if own else None, sizes[name] if flows else None, calls)
 
 
 def _sum(times: Sequence[float | None]) -> float | None:

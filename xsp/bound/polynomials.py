@@ -186,3 +186,17 @@ def _root(rising: Polynomial, other: Polynomial, scale: float, by: float) -> flo
         middle = (low + high) / 2
         low, high = (low, middle) if above(middle) else (middle, high)
     return high
+
+
+STRAIGHT = 1e-3
+"""Share of a figure by which it may be off a line, to grow as the number of tokens."""
+
+
+def is_straight(lengths: Sequence[int], values: Sequence[float]) -> bool:
+    """Return whether values lie on a line over the lengths."""
+    first, last = values[0], values[-1]
+    slope = (last - first) / (lengths[-1] - lengths[0])
+    return all(
+        abs(first + slope * (n - lengths[0]) - value) <= STRAIGHT * max(map(abs, values), default=0.0) + 1e-9
+        for n, value in zip(lengths, values, strict=True)
+    )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from xsp.analyses.model import model_information
 from xsp.analyses.roofline import kernels_by_model
 from xsp.bound.totals import Figure
+from xsp.device import machine
 from xsp.device.kernelnames import NAMES
 from xsp.errors import AnalysisError
 from xsp.graph import spans
@@ -273,3 +274,25 @@ def device_ns(trace: Trace) -> float:
     """Return the time of all kernels, copies and fills of a step, one after the other."""
     ((found,),) = trace.con.execute(f"SELECT sum({NS}) FROM merged WHERE level = {int(Level.KERNEL)}").fetchall()
     return float(found or 0)
+
+
+def worked_on_device(trace: Trace) -> bool:
+    """Return whether a trace has what ran on a device."""
+    return trace.has(Level.KERNEL)
+
+
+def no_shapes(trace: Trace | None) -> str:
+    """Say that a trace has no shapes, and what to do: a run of ours has them from a step that describes its calls."""
+    if trace is None or trace.run.imported is not None:
+        return "the trace has no shapes, so that nothing bounds its calls; record_shapes=True"
+    return (
+        "no step of the run describes its calls, so that nothing bounds them; record more steps of this kind, "
+        "or name the model beside the run: xsp bound file.py:function --run RUN"
+    )
+
+
+def is_elsewhere(trace: Trace | None) -> bool:
+    """Return whether a trace is of a device, or of another processor, of which there are no timings here."""
+    if trace is None:
+        return False
+    return worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model()

@@ -103,7 +103,7 @@ def of(
     if found is not None:
         _see(parts, found)
     ceiling = _ceiling(parts, device, fill is not None)
-    foreign = device is not None or is_elsewhere(found)
+    foreign = device is not None or seen.is_elsewhere(found)
     known = None if foreign else _timings(timings, like)
     if known is not None:
         _look_up(parts, known, _threads(threads, found), granularity, fill, progress)
@@ -130,7 +130,7 @@ def _see(parts: _Parts, trace: Trace) -> None:
         if not any(parts.counted):
             raise GraphError(f"{trace.name}: none of its operators computes anything, so that there is no bound")
         if not any(node.call.inputs for node, counts in zip(graph.nodes, parts.counted, strict=True) if counts):
-            raise GraphError(f"{trace.name}: the trace has no shapes, so that nothing bounds it; record_shapes=True")
+            raise GraphError(f"{trace.name}: {seen.no_shapes(trace)}")
         places: Sequence[int | None] = range(len(calls))
     else:
         found = parts.join = joining.of(graph, calls)
@@ -194,26 +194,13 @@ def _ceiling(parts: _Parts, device: str | None, may_measure: bool) -> Ceiling | 
         return ceilings.meant(device)
     trace = parts.trace
     if trace is not None:
-        on_device = bool(trace.run.machine.devices) and _worked_on_device(trace)
+        on_device = bool(trace.run.machine.devices) and seen.worked_on_device(trace)
         try:
             return ceilings.of_run(trace.run, on_device)
         except AnalysisError as error:
-            if _worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model():
+            if seen.worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model():
                 return f"{error}; or name the device: --device NAME"
     return roof.of_machine(may_measure)
-
-
-def _worked_on_device(trace: Trace) -> bool:
-    from xsp.schema import Level
-
-    return trace.has(Level.KERNEL)
-
-
-def is_elsewhere(trace: Trace | None) -> bool:
-    """Return whether a trace is of a device, or of another processor, of which there are no timings here."""
-    if trace is None:
-        return False
-    return _worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model()
 
 
 def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,7 +86,11 @@ def _ladder(bound: Bound) -> list[str]:
                 f"{NAMES[rung]:15}{least}{time(total.sequential):>9} {_interval(total):>17} {_bar(total, most)}"
             )
         elif rung in _told_if_absent(bound):
-            lines.append(_cut(f"{NAMES[rung]:15} {'–':>9}  {bound.absent.get(rung.value, '')}"))
+            begin = f"{NAMES[rung]:15} {'–':>9}  "
+            why = plain(bound.absent.get(rung.value, ""))
+            lines += textwrap.wrap(why, 79, initial_indent=begin, subsequent_indent=" " * len(begin)) or [
+                begin.rstrip()
+            ]
     return lines
 
 

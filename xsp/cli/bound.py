@@ -96,6 +96,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=options.rows, metavar="N", help="of the step (default: as the run had, or all)"
     )
     options.step_of_model(parser)
+    options.sizes(parser)
     parser.add_argument(
         "--prefill", type=lengths, metavar="N", help="of a language model of transformers: the step that reads N tokens"
     )
@@ -195,6 +196,7 @@ def _of_step(given: argparse.Namespace) -> dict[str, Any]:
         "sequence": given.sequence,
         "prefill": given.prefill,
         "decode": given.decode,
+        "sizes": given.size,
     }
 
 

@@ -15,6 +15,7 @@ examples:
   xsp graph program.pt2
   xsp graph runs/demo                                   a run, or a trace of another profiler
   xsp graph runs/demo --compare torchvision:resnet50    calls and measures that differ
+  xsp graph file.py:model --by export --compare file.py:model    what torch.export makes of it
   xsp graph torchvision:resnet50 --section runs/demo    show it on the page of a run
   xsp graph file.py:model --rewrite                     what it could do without
   xsp graph --all torchvision,timm --out corpus         all their models; goes on where it stopped
@@ -42,6 +43,9 @@ SUMMARY = "show a model's calls, data flow and measures, untimed"
 
 FORMATS = ("table", "json")
 
+INTERRUPTED = 130
+"""Exit code, as of a shell whose command was interrupted."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -53,6 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "torch.export (.pt2), a run or a trace, a saved graph, or a folder that --all wrote",
     )
     options.step_of_model(parser)
+    options.sizes(parser)
     options.phases(parser)
     options.seeding(parser)
     parser.add_argument(
@@ -89,6 +94,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--compare", metavar="OTHER", help="show what differs in another source, made with the same options"
     )
     parser.add_argument(
+        "--by",
+        choices=("capture", "export"),
+        default="capture",
+        help="how SOURCE becomes a graph: its step is watched (default), or by torch.export, to --compare with",
+    )
+    parser.add_argument(
         "--rewrite",
         action="store_true",
         help="show the calls that it could do without, and the measures before and after",
@@ -112,7 +123,7 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError("--only and --against are for a folder that --all wrote")
     if given.section is not None:
         sections.check(given.section)
-    found = _graph(given, given.source, beside=given.compare)
+    found = _graph(given, given.source, beside=given.compare, by=given.by)
     if given.rewrite:
         return _rewritten(given, found)
     if given.save is not None:
@@ -143,7 +154,7 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _graph(given: argparse.Namespace, source: str, beside: str | None = None) -> Graph:
+def _graph(given: argparse.Namespace, source: str, beside: str | None = None, by: str = "capture") -> Graph:
     """Make the graph of a source; of options that it does not take, those are left out that the one beside it does."""
     from xsp.graph import sources
 
@@ -154,6 +165,8 @@ def _graph(given: argparse.Namespace, source: str, beside: str | None = None) ->
         "sequence": given.sequence,
         "prefill": given.prefill,
         "decode": given.decode,
+        "sizes": given.size,
+        "by": by,
     }
     others = sources.taken(beside) - sources.taken(source) if beside is not None else frozenset()
     return sources.of(source, seed=given.seed, **{name: each for name, each in asked.items() if name not in others})
@@ -195,13 +208,18 @@ def _corpus(given: argparse.Namespace) -> int:
 
     if given.out is None:
         raise UsageError("--all writes a graph for each model: give --out DIR")
-    of_one = ("save", "html", "dot", "section", "compare", "input", "only", "against", "prefill", "decode")
+    of_one = ("save", "html", "dot", "section", "compare", "input", "only", "against", "prefill", "decode", "size")
     typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
+    typed += ["--by"] if given.by != "capture" else []
     if typed:
         raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards")
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
-    with progress.shown(quiet=False) as show:
-        found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
+    try:
+        with progress.shown(quiet=False) as show:
+            found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
+    except KeyboardInterrupt:
+        progress.warn(f"xsp: interrupted; what was captured is kept in {given.out}: type it again to go on")
+        return INTERRUPTED
     failed = [row for row in found if "error" in row]
     if given.format == "json":
         progress.put(json.dumps(found, indent=2) + "\n")

@@ -156,6 +156,31 @@ def sample_of_model(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--sequence", type=rows, default=128, metavar="N", help="tokens of one sample (default: 128)")
 
 
+def sizes(parser: argparse._ActionsContainer) -> None:
+    """Add the option that gives numbers to the dimensions of an ONNX file that have names."""
+    parser.add_argument(
+        "--size",
+        type=_sizes,
+        metavar="NAME=N,…",
+        help="of an ONNX file: numbers for dimensions that have names, sequence=128",
+    )
+
+
+def _sizes(text: str) -> dict[str, int]:
+    """Read `sequence=128,past=0`.
+
+    Raises:
+        ArgumentTypeError: something else, or a name twice.
+    """
+    found: dict[str, int] = {}
+    for each in text.split(","):
+        name, _, number = (part.strip() for part in each.rpartition("="))
+        if not name or not number.isdecimal() or name in found:
+            raise argparse.ArgumentTypeError(f"{text!r}: write names once, with a number each: sequence=128,past=0")
+        found[name] = int(number)
+    return found
+
+
 def seeding(parser: argparse._ActionsContainer) -> None:
     """Add the seed of a command that makes weights and inputs, and nothing else by chance."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default: 0)")

@@ -127,10 +127,10 @@ def of_module(
     name = type(module).__name__
 
     def moved() -> _Step:
-        return ready(_without_values(module), "meta")
+        return ready(without_values(module), "meta")
 
     def on_cpu() -> _Step:
-        _check_memory(module)
+        check_memory(module)
         return ready(copy.deepcopy(module), "cpu")
 
     def ready(model: Any, device: str) -> _Step:
@@ -146,7 +146,7 @@ def of_module(
 
 def _ready(name: str, built: Built, settings: Settings, device: str) -> _Step:
     if device == "cpu":
-        _check_memory(built.model)
+        check_memory(built.model)
     settings = replace(settings, device=device)
     built = models.placed(name, built, settings)
     return _Step(models.step_of(built, settings), built)
@@ -164,7 +164,7 @@ def _climb(name: str, settings: Settings, rungs: dict[str, Callable[[], _Step | 
             cause = error.__cause__
             if isinstance(error, ModelError) and (cause is None or isinstance(cause, (ImportError, SyntaxError))):
                 raise
-            problems.append(Problem(rung, _said(error)))
+            problems.append(Problem(rung, said(error)))
     where: dict[str, list[str]] = {}
     for each in problems:
         where.setdefault(each.reason, []).append(each.where)
@@ -204,7 +204,7 @@ def _dtype(model: Any) -> str | None:
     return None if first is None else str(first.dtype).removeprefix("torch.")
 
 
-def _without_values(module: Any) -> Any:
+def without_values(module: Any) -> Any:
     """Return a copy of a module whose parameters and buffers have shapes and no values."""
     import torch
 
@@ -237,7 +237,7 @@ def _left_as_it_was() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-def _check_memory(model: Any) -> None:
+def check_memory(model: Any) -> None:
     """Refuse to run a model whose parameters take more than half of the free memory.
 
     Raises:
@@ -260,7 +260,7 @@ def _free_bytes() -> int | None:
         return None
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """Return class, first sentence and place of an error."""
     root = error.__cause__ or error
     first = (str(root).strip().split("\n")[0].split(". ")[0] or "no message").rstrip(".")[:200]

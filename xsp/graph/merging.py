@@ -47,7 +47,8 @@ def loops(draft: Draft) -> Iterator[Found]:
     """Put calls on a whole batch in the place of equal calls on its samples, whose results are put together after."""
     for number in list(draft.order):
         end = draft.steps[number]
-        if number in set(draft.order) and end.op in ("cat", "stack", "concat") and len(end.takes) > 1 and end.plain:
+        joins = end.op in ("cat", "stack", "concat") and len(end.takes) > 1 and end.plain
+        if joins and number in draft.order:
             found = _Loop(draft, number).replaced()
             if found is not None:
                 yield found

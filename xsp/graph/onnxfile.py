@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp.errors import GraphError
-from xsp.graph import keys
+from xsp.graph import keys, onnxshapes
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Problem, Role, Source, Tensor
 from xsp.graph.values import Flow
 from xsp.version import __version__
@@ -32,9 +32,6 @@ HOLDS_GRAPHS = frozenset(["If", "Loop", "Scan", "SequenceMap"])
 VALUE_DEPENDENT = frozenset(
     "Gather GatherElements GatherND Scatter ScatterElements ScatterND NonZero Unique TopK Compress".split()
 )
-SMALL = 4096
-"""Elements of a constant whose values may decide a shape; larger ones are not given to the inference."""
-
 MOST_NAMED = 3
 
 _TYPES = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "BOOL": "bool"}
@@ -43,20 +40,21 @@ WINDOWS = {"Conv", "ConvInteger", "ConvTranspose", "MaxPool", "AveragePool", "Lp
 """Operators that move a kernel over their input."""
 
 
-def load(path: Path, batch: int | None = None) -> Graph:
+def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None = None) -> Graph:
     """Read an ONNX file.
 
     Args:
         path: the file; files beside it that hold its weights are not needed.
         batch: first dimension of all inputs; what the file says unless told otherwise, and 1 where it gives a name.
+        sizes: numbers for dimensions of inputs that have names, by those names.
 
     Raises:
-        GraphError: the library is missing, the file is damaged, or does not go with that batch.
+        GraphError: the library is missing, the file is damaged, does not go with that batch, or has no such names.
     """
     onnx = _library()
     model = _read(onnx, path)
     problems: list[Problem] = list(_missing_files(path, model))
-    stated = _set_batch(model, batch, problems)
+    stated = onnxshapes.set_sizes(model, batch, onnxshapes.known(path, model, sizes or {}), problems)
     newest = onnx.defs.onnx_opset_version()
     for each in model.opset_import:
         if each.domain in ("", "ai.onnx") and not 0 < each.version <= newest:
@@ -66,7 +64,7 @@ def load(path: Path, batch: int | None = None) -> Graph:
                     f"onnx {onnx.__version__} knows 1 to {newest}; operators are read as it knows them",
                 )
             )
-    model = _inferred(onnx, model, path, problems)
+    model = onnxshapes.inferred(onnx, model, problems)
     return _Reader(onnx, model, path, problems).graph(stated)
 
 
@@ -86,14 +84,10 @@ def _read(onnx: Any, path: Path) -> Any:
     except OSError as error:
         raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # the errors of protobuf have no class in common over its versions
-        raise GraphError(f"{path}: the ONNX file is damaged ({_first(error)})") from error
+        raise GraphError(f"{path}: the ONNX file is damaged ({onnxshapes.first_line(error)})") from error
     if not model.graph.node:
         raise GraphError(f"{path}: this is no ONNX model, or one without nodes")
     return model
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
 
 
 def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
@@ -104,58 +98,6 @@ def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
     for place in sorted(places):
         if not (path.parent / place).is_file():
             yield Problem("weights", f"{place}, which holds weights, is missing; it is not needed for the graph")
-
-
-def _set_batch(model: Any, batch: int | None, problems: list[Problem]) -> int | None:
-    """Give the inputs a batch, and return it; None if they have different ones."""
-    constants = {each.name for each in model.graph.initializer}
-    found: set[int] = set()
-    for given in model.graph.input:
-        if given.name in constants or not given.type.HasField("tensor_type"):
-            continue
-        dimensions = given.type.tensor_type.shape.dim
-        for place, each in enumerate(dimensions):
-            named = not each.HasField("dim_value") or each.dim_value < 0  # so some exporters write an unknown one
-            if place == 0 and (named or batch is not None):
-                each.dim_value = batch or 1
-            elif named:
-                name = each.dim_param or "?"
-                each.ClearField("value")
-                problems.append(Problem(f"input {given.name}", f"dimension {place} is {name}, which has no number"))
-        if dimensions:
-            found.add(dimensions[0].dim_value)
-    if batch is not None:
-        del model.graph.value_info[:]
-        for made in model.graph.output:
-            if made.type.HasField("tensor_type"):
-                made.type.tensor_type.ClearField("shape")
-    return found.pop() if len(found) == 1 else None
-
-
-def _inferred(onnx: Any, model: Any, path: Path, problems: list[Problem]) -> Any:
-    """Return the model with functions in place of their calls, and with all shapes that can be inferred."""
-    for each in model.graph.initializer:
-        if _elements(each.dims) > SMALL:  # a model of more than 2 GB does not go through the library
-            for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
-                each.ClearField(field)
-    try:
-        if len(model.functions):
-            model = onnx.inliner.inline_local_functions(model)
-        try:
-            return onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=True, data_prop=True)
-        except onnx.shape_inference.InferenceError as error:
-            problems.append(Problem("shape inference", _first(error)))
-        return onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
-    except Exception as error:  # as in _read
-        problems.append(Problem("shape inference", _first(error)))
-        return model
-
-
-def _elements(dims: Any) -> int:
-    count = 1
-    for each in dims:
-        count *= each
-    return count
 
 
 class _Reader:

@@ -7,8 +7,10 @@ into tensors of ours. The batch is the one that the program was exported with.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import logging
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,12 @@ def load(path: Path) -> Graph:
     Raises:
         GraphError: PyTorch is missing, or cannot read the file; the message says why.
     """
+    _check_archive(path)
     try:
         import torch
     except ImportError as error:
         raise GraphError(f"programs need torch ({error}); pip install 'xsp[torch]'") from error
-    with _quiet() as logged:
+    with quiet() as logged:
         try:
             made = torch.export.load(path)
         except Exception as error:  # of the archive, of the schema, of the unpickler: none has a class in common
@@ -37,6 +40,33 @@ def load(path: Path) -> Graph:
                 "no program of torch.export, or written by another version: export it again with this one"
             ) from error
     return of(made, path.name)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse what is no archive with a program before PyTorch is imported, which takes seconds and says less.
+
+    Raises:
+        GraphError: it is none; the message says what it is instead.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except OSError as error:
+        raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise GraphError(
+            f"{path}: this is no program of torch.export, or not all of one: those are zip archives ({error}); "
+            "export it again"
+        ) from error
+    if not any(fnmatch.fnmatch(name, each) for name in names for each in _PROGRAMS):
+        raise GraphError(
+            f"{path}: this archive holds no program of torch.export; a model or weights that torch.save wrote are "
+            "none: give the model by file.py:function"
+        )
+
+
+_PROGRAMS = ("*/models/*.json", "models/*.json", "*serialized_exported_program.json")
+"""Where in an archive programs lie, since PyTorch 2.8 and before."""
 
 
 def of(program: Any, name: str) -> Graph:
@@ -65,7 +95,7 @@ def of(program: Any, name: str) -> Graph:
         given.append(value)
     runner = _runner(program.graph_module, recorder)
     try:
-        with _quiet(), torch.inference_mode(), KnownValues(), recorder.recording():
+        with quiet(), torch.inference_mode(), KnownValues(), recorder.recording():
             result = runner.run(*given)
     except Exception as error:
         place = f" at {runner.at}" if runner.at else ""
@@ -148,7 +178,7 @@ def _root(logged: list[BaseException], error: BaseException) -> BaseException:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[list[BaseException]]:
+def quiet() -> Iterator[list[BaseException]]:
     """Keep what torch logs while it reads a program from the terminal; the errors among it are in the list."""
     found: list[BaseException] = []
 
@@ -159,7 +189,12 @@ def _quiet() -> Iterator[list[BaseException]]:
 
     noisy = [
         logging.getLogger(name)
-        for name in ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")
+        for name in (
+            "torch.export",
+            "torch.export.pt2_archive._package",
+            "torch._export.serde.serialize",
+            "torch.fx.experimental.symbolic_shapes",
+        )
     ]
     for each in noisy:
         each.addFilter(keep)

@@ -15,10 +15,19 @@ from xsp.models import Settings
 
 HEAD = 4096
 
-OPTIONS = {"batch": None, "train": False, "shape": None, "sequence": 128, "prefill": None, "decode": None}
+BY = ("capture", "export")
+"""How the graph of a model is made."""
+
+OPTIONS = {
+    "batch": None, "train": False, "shape": None, "sequence": 128, "prefill": None, "decode": None, "sizes": None,
+    "by": "capture",
+}  # fmt: skip
 """Of a step that is still to be made, with what they are unless told otherwise; files and traces are of one made."""
 
-_TYPED = {"shape": "--input"}
+_OF_MODELS = frozenset(OPTIONS) - {"sizes"}
+_OF_ONNX = frozenset(["batch", "sizes"])
+
+_TYPED = {"shape": "--input", "sizes": "--size"}
 
 
 def of(
@@ -32,6 +41,8 @@ def of(
     sequence: int = 128,
     prefill: int | None = None,
     decode: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    by: str = "capture",
 ) -> Graph:
     """Return the graph of a step.
 
@@ -47,6 +58,8 @@ def of(
         sequence: tokens of one sample, of a language model.
         prefill: of a language model of transformers, the step that reads so many tokens.
         decode: of such a model, the step that adds the last of so many tokens, with a cache of those before it.
+        sizes: of an ONNX file, numbers for the dimensions of its inputs that have names.
+        by: "capture", or "export": of a model or module, by way of `torch.export`, to compare with.
 
     Raises:
         GraphError: the graph cannot be had; the message is the reason.
@@ -54,8 +67,11 @@ def of(
         UsageError: it is of a step that is made already, and is told to be of another batch, or to be another one.
     """
     asked = {
-        "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode
+        "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode,
+        "sizes": sizes, "by": by,
     }  # fmt: skip
+    if by not in BY:
+        raise UsageError(f"there is no way {by!r} to a graph; there are {', '.join(BY)}")
     check(what, asked)
     settings = Settings(
         batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence, prefill=prefill, decode=decode
@@ -63,7 +79,7 @@ def of(
     if isinstance(what, Graph):
         return what
     if isinstance(what, (str, Path)):
-        return _named(str(what), settings, batch)
+        return _named(str(what), settings, batch, sizes, by)
     if hasattr(what, "con") and hasattr(what, "rungs"):
         from xsp.graph import spans
 
@@ -73,6 +89,10 @@ def of(
 
         return program.of(what, "ExportedProgram")
     if callable(what) and hasattr(what, "parameters"):
+        if by == "export":
+            from xsp.graph import exported
+
+            return exported.of_module(what, args, kwargs or {}, settings, batch)
         from xsp.graph import captured
 
         return captured.of_module(what, args, dict(kwargs or {}), settings, batch)
@@ -94,6 +114,8 @@ def check(what: Any, asked: Mapping[str, Any]) -> None:
     left = chosen(asked) - taken(what)
     if left:
         named = what if isinstance(what, (str, Path)) else getattr(what, "name", None) or type(what).__name__
+        if "sizes" in left:
+            raise UsageError(f"{named} has no dimensions with names, which --size is for: omit it")
         typed = sorted(_TYPED.get(each, f"--{each}") for each in left)
         raise UsageError(
             f"{named} is of a step that is made already, which {', '.join(typed)} would not change: omit it"
@@ -110,29 +132,33 @@ def taken(what: Any) -> frozenset[str]:
     if isinstance(what, Graph) or hasattr(what, "con") or type(what).__name__ == "ExportedProgram":
         return frozenset()
     if not isinstance(what, (str, Path)):
-        return frozenset(OPTIONS)
+        return _OF_MODELS
     from xsp.importers import contract
 
     path = Path(what)
     if path.is_dir() or contract.is_url(str(what)):
         return frozenset()
     if path.is_file():
-        return frozenset(["batch"]) if _kind(path) == "onnx" else frozenset()
-    return frozenset(OPTIONS)
+        return _OF_ONNX if _kind(path) == "onnx" else frozenset()
+    return _OF_MODELS if ":" in str(what) else frozenset(OPTIONS)  # no such file, which is the error to come
 
 
-def _named(spec: str, settings: Settings, batch: int | None) -> Graph:
+def _named(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str, int] | None, by: str) -> Graph:
     from xsp.importers import contract  # with the table engine, which a process that times calls does without
 
     path = Path(spec)
     if path.is_dir() or contract.is_url(spec):
         return _of_trace(spec)
     if path.is_file():
-        return _of_file(path, settings, batch)
+        return _of_file(path, batch, sizes)
     if ":" not in spec:
         raise GraphError(
             f"{spec}: there is no such file; models are named torchvision:NAME, timm:NAME, transformers:NAME"
         )
+    if by == "export":
+        from xsp.graph import exported
+
+        return exported.named(spec, settings)
     from xsp.graph import captured
 
     return captured.named(spec, settings)
@@ -149,14 +175,14 @@ def is_trace(what: str | Path) -> bool:
     return path.is_file() and _kind(path) == "trace"
 
 
-def _of_file(path: Path, settings: Settings, batch: int | None) -> Graph:
+def _of_file(path: Path, batch: int | None, sizes: Mapping[str, int] | None) -> Graph:
     kind = _kind(path)
     if kind == "graph":
         return files.load(path)
     if kind == "onnx":
         from xsp.graph import onnxfile
 
-        return onnxfile.load(path, batch)
+        return onnxfile.load(path, batch, sizes)
     if kind == "program":
         from xsp.graph import program
 

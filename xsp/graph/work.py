@@ -28,6 +28,9 @@ LOOK_UPS = frozenset(
 ROUTED = frozenset(["aten::_grouped_mm"])
 """Of their second tensor, a stack of matrices, they read those that a row of the first one is routed to."""
 
+ASK_SIZES = frozenset(["onnx::Shape", "onnx::Size"])
+"""They read none of what is in their tensor."""
+
 HOLD_GRAPHS = frozenset(f"onnx::{name}" for name in ("If", "Loop", "Scan", "SequenceMap"))
 """What the graphs inside do, and how often, is not known."""
 
@@ -51,6 +54,8 @@ def bytes_of(node: Node) -> int | None:
     call = node.call
     if call.op in HOLD_GRAPHS:
         return None
+    if call.op in ASK_SIZES:
+        return sum(each.bytes or 0 for each in call.outputs)
     read = [each.bytes for each in call.inputs]
     written = [each.bytes for each in call.outputs]
     if call.op in LOOK_UPS and read and written:

@@ -19,7 +19,7 @@ from xsp.advise import Asked, Interval, Place, provides
 from xsp.advise.advice import MOST_SPANS
 from xsp.bench.spec import AS_RUN, Spec, Timing
 from xsp.bench.timings import Timings
-from xsp.bound import join, planned, seen, sources, timed
+from xsp.bound import join, planned, seen, timed
 from xsp.bound.seen import Seen
 from xsp.errors import AnalysisError
 from xsp.graph.node import Graph, Source
@@ -207,7 +207,7 @@ def ground(asked: Asked) -> Ground:
         AnalysisError: timings of what is asked about cannot be had here, or there are none.
     """
     trace = asked.trace
-    if asked.settings.get("device") is not None or sources.is_elsewhere(trace):
+    if asked.settings.get("device") is not None or seen.is_elsewhere(trace):
         raise AnalysisError("single calls are timed on this processor, and the step ran on another device")
     graph = asked.graph
     if not timed.timed_here(graph):
@@ -215,7 +215,7 @@ def ground(asked: Asked) -> Ground:
     if trace is not None and seen.is_compiled(trace):
         raise AnalysisError("the step ran compiled: its calls are not those that are timed by themselves")
     if not any(node.call.inputs for node in graph.computing):
-        raise AnalysisError("the trace has no shapes, so that its calls cannot be timed; record_shapes=True")
+        raise AnalysisError(seen.no_shapes(trace))
     step, known = asked.step, () if trace is None else _seen(asked, graph)
     made = Ground(
         graph,

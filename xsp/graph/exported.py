@@ -1,0 +1,81 @@
+"""Graphs by way of `torch.export`: on request, to hold what is captured against what a program of the model does.
+
+Export must prove what a model decides in Python, so it fails for models that are captured without trouble, and gives no
+training steps. Models that ask whether they are exported go another way then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from xsp import models
+from xsp.errors import GraphError, ModelError
+from xsp.graph import captured, program
+from xsp.graph.node import Graph, Problem
+from xsp.models import Built, Settings
+
+
+def named(spec: str, settings: Settings) -> Graph:
+    """Export a model by name, and return the graph of its program.
+
+    Raises:
+        ModelError: there is no such model, or its library is missing.
+        GraphError: it cannot be exported; the message says why, with and without values.
+    """
+
+    def on(device: str) -> Built:
+        built = models.build(spec, settings, device=device)
+        if not isinstance(built, Built):
+            raise GraphError("a function that does a step is no module, which export takes")
+        return built
+
+    made = _first_that_works(spec, settings, {"exported on meta": lambda: on("meta"), "on the CPU": lambda: on("cpu")})
+    return replace(made, settings={**made.settings, "batch": settings.batch})
+
+
+def of_module(
+    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], settings: Settings, batch: int | None
+) -> Graph:
+    """Export a copy of a module with its arguments, and return the graph of its program.
+
+    Raises:
+        GraphError: it cannot be exported.
+    """
+    given = dict(kwargs)
+    ways = {
+        "exported on meta": lambda: Built(captured.without_values(module), args, given),
+        "on the CPU": lambda: Built(copy.deepcopy(module), args, given),
+    }
+    made = _first_that_works(type(module).__name__, settings, ways)
+    return replace(made, settings={**made.settings, "batch": batch})
+
+
+def _first_that_works(name: str, settings: Settings, ways: Mapping[str, Callable[[], Built]]) -> Graph:
+    import torch
+
+    if settings.train or settings.prefill is not None or settings.decode is not None:
+        raise GraphError(f"{name}: export makes predictions alone, no training steps and no steps with a cache")
+    problems: list[Problem] = []
+    for where, make in ways.items():
+        device = "cpu" if where == "on the CPU" else "meta"
+        try:
+            built = make()
+            if device == "cpu":
+                captured.check_memory(built.model)
+            built = models.placed(name, built, replace(settings, device=device))
+            with program.quiet(), contextlib.redirect_stderr(io.StringIO()):  # it prints the graph that it gave up
+                exported = torch.export.export(built.model.eval(), tuple(built.args), dict(built.kwargs), strict=False)
+            made = program.of(exported, name)
+            return replace(
+                made, settings={**made.settings, "rung": where}, problems=(*problems, *made.problems)
+            )  # fmt: skip
+        except Exception as error:
+            if isinstance(error, ModelError) and (error.__cause__ is None or isinstance(error.__cause__, ImportError)):
+                raise
+            problems.append(Problem(where, captured.said(error)))
+    raise GraphError(f"{name} cannot be exported ({'; '.join(f'{each.where}: {each.reason}' for each in problems)})")
