@@ -146,13 +146,13 @@ def _numbers(spans: Spans, places: Array) -> Array:
 
 
 def _store(con: duckdb.DuckDBPyConnection, swept: dict[str, Array]) -> None:
-    """Make the table `down`."""
+    """Make the table `down`; the file that an engine may keep its tables in would compress it, for two statements."""
     rules = ", ".join("NULL" if rule is None else f"'{rule}'" for rule in RULES)
     phases = ", ".join("NULL" if phase is None else f"'{phase}'" for phase in PHASES)
     con.register("swept", swept)
     con.execute(
         f"""
-        CREATE OR REPLACE TABLE down AS
+        CREATE OR REPLACE TEMP TABLE down AS
         SELECT number, nullif(parent, -1) AS parent, [{rules}][rule + 1] AS rule, nullif(step, -1) AS step,
                nullif(layer, -1) AS layer, layers, nullif(layer_index, -1) AS layer_index,
                [{phases}][phase + 1] AS phase, key, weak, allocated AS alloc_bytes,
