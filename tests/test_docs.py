@@ -20,7 +20,11 @@ from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Kind, Level, Rul
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("xsp", "tests", "benchmarks", "collectors", "deploy", "docs", "notebooks")
-PAGES = sorted([*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))], key=str)
+PAGES = sorted(
+    page
+    for page in [*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))]
+    if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)  # environments of peers bring their own
+)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 TYPED = re.compile(r"\bxsp ([a-z]+)\b([^\n`#]*)")

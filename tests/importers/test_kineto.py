@@ -137,6 +137,37 @@ def test_a_backward_operator_belongs_to_the_layer_of_its_forward_operator(tmp_pa
     assert told(trace, query) == [("sequence", "Linear_0", "backward"), ("containment", frame, "backward")]
 
 
+def test_an_operator_without_a_name_and_types_that_are_no_list_are_no_error(tmp_path: Path) -> None:
+    nameless = box("cpu_op", "", 0, 5, **{"Input Dims": [[2, 2]], "Input type": ["float"]})
+    del nameless["name"]
+    talk = box("cpu_op", "nccl:all_reduce", 10, 5, **{"Input Dims": "[[2", "Input type": '["float" x'})
+    trace = load(tmp_path, nameless, talk)
+    assert told(trace, "SELECT name, dtype FROM spans WHERE kind <> 'step' ORDER BY start_ns") == [
+        (None, "float"), ("nccl:all_reduce", None),
+    ]  # fmt: skip
+
+
+def test_types_and_shapes_of_inputs_are_found_in_every_spelling(tmp_path: Path) -> None:
+    told_types = [
+        ["float", "int"],
+        ["", "Scalar", "double"],
+        ["TensorList", "c10::Half"],
+        [],
+        [["float"], "int"],
+        "[long]",
+    ]
+    operators = [
+        box("cpu_op", f"aten::op{place}", 10 * place, 5, **{name: types, "Input Dims": [[place]]})
+        for place, types in enumerate(told_types)
+        for name in [("Input type", "Input types")[place % 2]]
+    ]
+    trace = load(tmp_path, *operators)
+    found = told(trace, "SELECT dtype, input_shapes FROM spans WHERE kind = 'op' ORDER BY start_ns")
+    first = ["float", "double", "c10::Half", None, '["float"]', "long"]
+    assert [row[1] for row in found] == [f"[[{place}]]" for place in range(len(first))]
+    assert [row[0] for row in found] == first
+
+
 def test_what_is_not_kept_is_counted(tmp_path: Path) -> None:
     kernel = work("kernel", "k", 5, 1, correlation=3)
     trace = load(

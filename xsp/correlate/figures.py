@@ -22,7 +22,7 @@ def count(con: duckdb.DuckDBPyConnection) -> None:
     alike = "name, input_shapes, dtypes, scalars, result"
     rows = con.execute(
         f"SELECT DISTINCT {alike} FROM seen LEFT JOIN results USING (number) "
-        f"WHERE kind = '{Kind.OP}' AND input_shapes IS NOT NULL AND flops IS NULL"
+        f"WHERE kind = '{Kind.OP}' AND name IS NOT NULL AND input_shapes IS NOT NULL AND flops IS NULL"
     ).fetchall()
     con.execute(
         "CREATE OR REPLACE TABLE counted (name VARCHAR, input_shapes VARCHAR, dtypes VARCHAR, scalars VARCHAR, "

@@ -38,6 +38,9 @@ _BASE_NS = "BASE_NS"
 
 _SORTS = " ".join(f"WHEN {table.literal(name)} THEN '{sort}'" for sort, names in CATEGORIES.items() for name in names)
 
+_LIBRARY = "(starts_with(name, 'nccl:') OR starts_with(name, 'rccl:') OR starts_with(name, 'gloo:'))"
+_TOLD = "contains(args, 'Collective name')"
+
 READ = {
     "process": "TRY_CAST(pid AS BIGINT)",
     "thread": "coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT))",
@@ -46,13 +49,15 @@ READ = {
     f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL ELSE CASE category {_SORTS} END END",
     "sort": f"CASE WHEN ts_ns BETWEEN 0 AND {LONGEST} AND (sorted = 'memory' OR dur_ns BETWEEN 0 AND {LONGEST}) "
     "THEN sorted END",
+    "told": f"coalesce(CASE sort WHEN 'kernel' THEN {_TOLD} WHEN 'op' THEN {_TOLD} OR starts_with(name, 'triton_') "
+    f"OR starts_with(name, '## Call CompiledFxGraph ') OR ({_LIBRARY} AND contains(args, 'Input ')) END, false)",
 }
 """Columns that a portion has besides its own: process and thread as numbers, the category in lower case, what sort of
-row an event would be, and what it is: without a time none."""
+row an event would be, what it is (without a time none), and whether a name or an argument tells more of an operator or
+a kernel than of most: what that is takes longer to plan than most files take to read."""
 
 
 STEP = "name LIKE 'ProfilerStep#%'"
-_LIBRARY = "(starts_with(name, 'nccl:') OR starts_with(name, 'rccl:') OR starts_with(name, 'gloo:'))"
 _COMPILED = "name LIKE '## Call CompiledFxGraph %' OR name LIKE 'Torch-Compiled Region%'"
 
 
@@ -117,7 +122,10 @@ def _collective(given: _Arguments) -> dict[str, str]:
 
 def _sized(given: _Arguments) -> dict[str, str]:
     """Return the SQL of what the shapes of a collective's inputs say of its size, of traces without `In msg nelems`."""
-    dims, kind = given.text("Input Dims", "Input dims"), given.text("Input type", "Input types")
+    dims, kind = (
+        f"CASE WHEN json_valid({text}) THEN {text} END"
+        for text in (given.text("Input Dims", "Input dims"), given.text("Input type", "Input types"))
+    )
     sizes = f"coalesce(TRY_CAST({dims} AS HUGEINT[][]), TRY_CAST({dims} ->> '$[0]' AS HUGEINT[][]))"
     each = "list_aggregate(list_transform(size, lambda one: one::DOUBLE), 'product')"
     count = f"list_sum(list_transform({sizes}, lambda size: CASE WHEN len(size) > 0 THEN {each} ELSE 0 END))"
@@ -127,49 +135,68 @@ def _sized(given: _Arguments) -> dict[str, str]:
     }
 
 
-_IS_OP = "sort = 'op'"
-_OP = _Arguments(("Fwd thread id", "Sequence number", "Input Dims", "Input dims", "Input type", "Input types",
-                  "Concrete Inputs", "Concrete inputs", "External id", "external id", "Record function id",
-                  *_TOLD_OF_COLLECTIVES))  # fmt: skip
-_FORWARD = _OP.whole("Fwd thread id")
-_BACKWARD = f"({_FORWARD} > 0 OR name LIKE 'autograd::engine::%')"
-_SEQUENCE = _OP.whole("Sequence number")
-_TYPES = _OP.text("Input type", "Input types")
-_TENSORS = (
-    f"list_filter(TRY_CAST({_TYPES} AS VARCHAR[]), lambda each: each NOT IN {(*sorted(NO_TENSOR), 'TensorList')})"
-)
+_OF_OP = ("Fwd thread id", "Sequence number", "Input Dims", "Input dims", "Input type", "Input types",
+          "Concrete Inputs", "Concrete inputs", "External id", "external id")  # fmt: skip
+_NO_TENSORS = ", ".join(table.literal(each) for each in (*sorted(NO_TENSOR), "TensorList"))
+_TYPES = f"list_filter(TRY_CAST(types AS VARCHAR[]), lambda each: each NOT IN ({_NO_TENSORS}))"
+_FIRST_TYPE = 'regexp_extract(types, \'^\\["([^"\\\\]+)"[,\\]]\', 1)'
 
 
-_OPS = f"""
+def _ops(given: _Arguments, where: str, attributes: str) -> str:
+    """Return the SQL of operators, and of whatever else Kineto files among them.
+
+    Their forward thread is Kineto's own number of it. What several columns need is computed once, further in.
+
+    Args:
+        given: the arguments that these rows need.
+        where: condition for rows of `portion`.
+        attributes: SQL of their attributes.
+    """
+    return f"""
     SELECT number, ts_ns AS start_ns, dur_ns, process, thread, name,
-           CASE WHEN {STEP} OR name LIKE 'Optimizer.%' OR name LIKE 'enumerate(DataLoader)%' THEN {int(Level.MODEL)}
-                WHEN {_COMPILED} THEN {int(Level.LAYER)}
-                WHEN {_LIBRARY} THEN {int(Level.LIBRARY)}
-                ELSE {int(Level.OP)} END AS level,
-           CASE WHEN {STEP} THEN '{Kind.STEP}'
-                WHEN name LIKE 'Optimizer.%' THEN '{Kind.OPTIMIZER}'
-                WHEN name LIKE 'enumerate(DataLoader)%' THEN '{Kind.DATA}'
-                WHEN {_LIBRARY} THEN '{Kind.CALL}'
-                WHEN category = 'user_annotation' OR {_COMPILED} THEN '{Kind.USER}'
-                ELSE '{Kind.OP}' END AS kind,
-           CASE WHEN {_COMPILED} THEN 'compiled' END AS type,
-           CASE WHEN {_BACKWARD} THEN 'backward' WHEN name LIKE 'Optimizer.%' THEN 'optimizer' END AS phase,
-           CASE WHEN {_SEQUENCE} >= 0 THEN {_SEQUENCE} END AS sequence_nr, {_FORWARD} AS forward_thread,
-           CASE WHEN category <> 'user_annotation' THEN {_OP.text("Input Dims", "Input dims")} END AS input_shapes,
-           CASE WHEN category <> 'user_annotation' THEN {_TYPES} END AS dtypes,
-           ({_TENSORS})[1] AS dtype,
-           CASE WHEN category <> 'user_annotation' THEN {_OP.text("Concrete Inputs", "Concrete inputs")} END AS scalars,
-           {_OP.whole("External id", "external id")} AS operator,
-           CASE WHEN {_OP.text("Collective name")} IS NOT NULL THEN {_object(_collective(_OP))}
-                WHEN {_LIBRARY} THEN {_object(_sized(_OP))}
-                WHEN name LIKE '## Call CompiledFxGraph %' THEN
-                    json_object('compiled', regexp_extract(name, 'CompiledFxGraph (\\w+)', 1))::VARCHAR
-                WHEN name LIKE 'triton\\_%' ESCAPE '\\' THEN
-                    json_object('fused', regexp_extract(name, '^triton_\\w+?_fused_(.*)_\\d+$', 1))::VARCHAR
-           END AS attributes
-    FROM {_OP.rows(_IS_OP)}
+           CASE what WHEN '{Kind.OP}' THEN {int(Level.OP)} WHEN '{Kind.USER}' THEN {int(Level.OP)}
+                WHEN '{Kind.CALL}' THEN {int(Level.LIBRARY)} WHEN 'compiled' THEN {int(Level.LAYER)}
+                ELSE {int(Level.MODEL)} END AS level,
+           CASE what WHEN 'compiled' THEN '{Kind.USER}' ELSE what END AS kind,
+           CASE what WHEN 'compiled' THEN what END AS type,
+           CASE WHEN forward_thread > 0 OR name LIKE 'autograd::engine::%' THEN 'backward'
+                WHEN what = '{Kind.OPTIMIZER}' THEN 'optimizer' END AS phase,
+           CASE WHEN sequence >= 0 THEN sequence END AS sequence_nr, forward_thread,
+           CASE WHEN category <> 'user_annotation' THEN {given.text("Input Dims", "Input dims")} END AS input_shapes,
+           CASE WHEN category <> 'user_annotation' THEN types END AS dtypes,
+           CASE WHEN types IS NULL THEN NULL WHEN first_type NOT IN ('', {_NO_TENSORS}) THEN first_type
+                ELSE ({_TYPES})[1] END AS dtype,
+           CASE WHEN category <> 'user_annotation' THEN {given.text("Concrete Inputs", "Concrete inputs")} END
+           AS scalars, {given.whole("External id", "external id")} AS operator, {attributes} AS attributes
+    FROM (SELECT *, {_FIRST_TYPE} AS first_type FROM (
+        SELECT *, {given.whole("Fwd thread id")} AS forward_thread, {given.whole("Sequence number")} AS sequence,
+               {given.text("Input type", "Input types")} AS types,
+               CASE WHEN {STEP} THEN '{Kind.STEP}'
+                    WHEN name LIKE 'Optimizer.%' THEN '{Kind.OPTIMIZER}'
+                    WHEN name LIKE 'enumerate(DataLoader)%' THEN '{Kind.DATA}'
+                    WHEN {_LIBRARY} THEN '{Kind.CALL}'
+                    WHEN {_COMPILED} THEN 'compiled'
+                    WHEN category = 'user_annotation' THEN '{Kind.USER}'
+                    ELSE '{Kind.OP}' END AS what
+        FROM {given.rows(where)}))
+    """
+
+
+_IS_OP = "sort = 'op'"
+_OP = _Arguments(_OF_OP)
+_COLLECTIVE = _Arguments((*_OF_OP, *_TOLD_OF_COLLECTIVES))
+_ATTRIBUTES = f"""
+    CASE WHEN {_COLLECTIVE.text("Collective name")} IS NOT NULL THEN {_object(_collective(_COLLECTIVE))}
+         WHEN {_LIBRARY} AND coalesce({_COLLECTIVE.text("Input Dims", "Input dims")}, types) IS NOT NULL
+         THEN {_object(_sized(_COLLECTIVE))}
+         WHEN name LIKE '## Call CompiledFxGraph %' THEN
+             json_object('compiled', regexp_extract(name, 'CompiledFxGraph (\\w+)', 1))::VARCHAR
+         WHEN name LIKE 'triton\\_%' ESCAPE '\\' THEN
+             json_object('fused', regexp_extract(name, '^triton_\\w+?_fused_(.*)_\\d+$', 1))::VARCHAR
+    END
 """
-"""Operators, and whatever else Kineto files among them. Their forward thread is Kineto's own number of it."""
+_OPS = _ops(_OP, f"{_IS_OP} AND NOT told", "NULL::VARCHAR")
+_OPS_TOLD = _ops(_COLLECTIVE, f"{_IS_OP} AND told", _ATTRIBUTES)
 
 _MODULES = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, process, thread, substr(name, 12) AS name,
@@ -193,44 +220,57 @@ _RUNTIME = f"""
     FROM {_CALL.rows("sort = 'runtime'")}
 """
 
-_WORK = _Arguments(("device", "stream", "correlation", "External id", "external id", "grid", "block", "context",
-                    "registers per thread", "shared memory", "blocks per SM", "warps per SM", "graph id",
-                    "graph node id", "est. achieved occupancy %", "bytes", *_TOLD_OF_COLLECTIVES))  # fmt: skip
-_OCCUPANCY = _WORK.text("est. achieved occupancy %")
-_IN_GRAPH = f"coalesce({_WORK.whole('graph id', 'graph node id')} > 0, false)"
-_CORRELATION = _WORK.whole("correlation")
-_EXTERNAL = _WORK.whole("External id", "external id")
+_OF_WORK = ("device", "stream", "correlation", "External id", "external id", "graph id", "graph node id",
+            "est. achieved occupancy %")  # fmt: skip
+_OF_KERNEL = (*_OF_WORK, "grid", "block", "context", "registers per thread", "shared memory", "blocks per SM",
+              "warps per SM")  # fmt: skip
 
-_LAUNCHED = {
-    "grid": _WORK.text("grid"),
-    "block": _WORK.text("block"),
-    "registers": _WORK.text("registers per thread"),
-    "shared_bytes": _WORK.text("shared memory"),
-    "blocks_per_sm": _WORK.text("blocks per SM"),
-    "warps_per_sm": _WORK.text("warps per SM"),
-    "context": _WORK.text("context"),
-    "graph": f"CASE WHEN {_IN_GRAPH} THEN 'true' END",
-}
+
+def _work(given: _Arguments, where: str, attributes: str) -> str:
+    """Return the SQL of device work; arguments as for `_ops`, those of `_OF_WORK` among them."""
+    external = given.whole("External id", "external id")
+    occupancy = given.text("est. achieved occupancy %")
+    return f"""
+    SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level,
+           CASE WHEN sort = 'kernel' THEN '{Kind.KERNEL}' ELSE '{Kind.COPY}' END AS kind,
+           coalesce(TRY_CAST(coalesce({given.whole("device")}, process) AS INTEGER), 0) AS device,
+           coalesce({given.whole("stream")}, thread) AS stream, nullif(correlation, 0) AS correlation_id,
+           CASE WHEN external IS DISTINCT FROM correlation THEN external END AS operator,
+           replayed, TRY_CAST({occupancy} AS DOUBLE) / 100 AS occupancy,
+           CASE WHEN {occupancy} IS NOT NULL THEN 'estimate' END AS occupancy_source, {attributes} AS attributes
+    FROM (SELECT *, {given.whole("correlation")} AS correlation, {external} AS external,
+                 coalesce({given.whole("graph id", "graph node id")} > 0, false) AS replayed FROM {given.rows(where)})
+    """
+
+
+def _launched(given: _Arguments) -> dict[str, str]:
+    """Return the SQL of what a kernel says of its launch, by attribute."""
+    return {
+        "grid": given.text("grid"),
+        "block": given.text("block"),
+        "registers": given.text("registers per thread"),
+        "shared_bytes": given.text("shared memory"),
+        "blocks_per_sm": given.text("blocks per SM"),
+        "warps_per_sm": given.text("warps per SM"),
+        "context": given.text("context"),
+        "graph": "CASE WHEN replayed THEN 'true' END",
+    }
+
+
+_KERNEL, _TALKING = _Arguments(_OF_KERNEL), _Arguments((*_OF_KERNEL, *_TOLD_OF_COLLECTIVES))
+_COPY = _Arguments((*_OF_WORK, "bytes"))
 _COPIED = {
-    "bytes": _WORK.text("bytes"),
+    "bytes": _COPY.text("bytes"),
     "copy": "CAST(to_json(CASE WHEN name LIKE 'Memset%' THEN 'memset' ELSE "
     "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), name) END) AS VARCHAR)",
 }
-
-_DEVICE = f"""
-    SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level,
-           CASE WHEN sort = 'kernel' THEN '{Kind.KERNEL}' ELSE '{Kind.COPY}' END AS kind,
-           coalesce(TRY_CAST(coalesce({_WORK.whole("device")}, process) AS INTEGER), 0) AS device,
-           coalesce({_WORK.whole("stream")}, thread) AS stream,
-           nullif({_CORRELATION}, 0) AS correlation_id,
-           CASE WHEN {_EXTERNAL} IS DISTINCT FROM {_CORRELATION} THEN {_EXTERNAL} END AS operator,
-           {_IN_GRAPH} AS replayed, TRY_CAST({_OCCUPANCY} AS DOUBLE) / 100 AS occupancy,
-           CASE WHEN {_OCCUPANCY} IS NOT NULL THEN 'estimate' END AS occupancy_source,
-           CASE WHEN sort = 'copy' THEN {_object(_COPIED)}
-                WHEN {_WORK.text("Collective name")} IS NOT NULL THEN {_object(_LAUNCHED | _collective(_WORK))}
-                ELSE {_object(_LAUNCHED)} END AS attributes
-    FROM {_WORK.rows("sort IN ('kernel', 'copy')")}
-"""
+_ATTRIBUTES_TALKING = (
+    f"CASE WHEN {_TALKING.text('Collective name')} IS NULL THEN {_object(_launched(_TALKING))} "
+    f"ELSE {_object(_launched(_TALKING) | _collective(_TALKING))} END"
+)
+_KERNELS = _work(_KERNEL, "sort = 'kernel' AND NOT told", _object(_launched(_KERNEL)))
+_KERNELS_TOLD = _work(_TALKING, "sort = 'kernel' AND told", _ATTRIBUTES_TALKING)
+_COPIES = _work(_COPY, "sort = 'copy'", _object(_COPIED))
 
 _ALLOCATION = _Arguments(("Bytes", "Device Type", "Device Id", "Total Allocated", "Total Reserved", "Addr"))
 _MOVED = {
@@ -254,8 +294,9 @@ _OVERHEAD = f"""
 """
 
 
-_RANGES = """
-    SELECT number, name, coalesce(process, 0) AS device, ts_ns AS start_ns, dur_ns, CAST(args AS VARCHAR) AS args
+_RANGES = f"""
+    SELECT number, name, coalesce(process, 0) AS device, ts_ns + {_BASE_NS} AS start_ns, dur_ns,
+           CAST(args AS VARCHAR) AS args
     FROM portion WHERE sort = 'range'
 """
 
@@ -275,25 +316,26 @@ _IS_NUMBERED = f"{_IS_OP} AND contains(args, 'Record function id')"  # few trace
 
 
 _ROWS = {
-    ("op",): _OPS,
-    ("module",): _MODULES,
-    ("runtime",): _RUNTIME,
-    ("kernel", "copy"): _DEVICE,
-    ("memory",): _MEMORY,
-    ("overhead",): _OVERHEAD,
+    ("op", False): _OPS,
+    ("op", True): _OPS_TOLD,
+    ("module", False): _MODULES,
+    ("runtime", False): _RUNTIME,
+    ("kernel", False): _KERNELS,
+    ("kernel", True): _KERNELS_TOLD,
+    ("copy", False): _COPIES,
+    ("memory", False): _MEMORY,
+    ("overhead", False): _OVERHEAD,
 }
-"""The SQL of rows of `seen`, by the sorts of events that they are made of."""
+"""The SQL of rows of `seen`, by the sort of event that they are made of and whether it is told of more."""
 
 
-def _spans(there: Collection[str]) -> str:
+def _spans(there: Collection[tuple[str, bool]]) -> str:
     """Return the SQL of rows of `seen` of the sorts that are there; of a small file most of the time is its plan."""
-    wanted = [select for sorts, select in _ROWS.items() if any(sort in there for sort in sorts)]
-    rows = " UNION ALL BY NAME ".join(f"({select})" for select in wanted)
+    rows = " UNION ALL BY NAME ".join(f"({select})" for sort, select in _ROWS.items() if sort in there)
     return f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns), 'kineto' AS collector, 'ok' AS status FROM ({rows})"
 
 
 _TAKE = {
-    "ranges": f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns) FROM ({_RANGES})",
     "arrows": f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
     f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {LONGEST}",
     "left_out": "SELECT left(ph, 60) AS phase, left(category, 60) AS category, count(*) AS number FROM portion "
@@ -335,7 +377,9 @@ class Rows:
 
     def take(self, con: duckdb.DuckDBPyConnection) -> None:
         """Fill them from a portion."""
-        found = con.execute("SELECT DISTINCT sort FROM portion WHERE sort IS NOT NULL").fetchall()
-        there = {sort for (sort,) in found} - {"range"}
-        for name, select in (({"seen": _spans(there)} if there else {}) | _TAKE).items():
+        found = con.execute("SELECT DISTINCT sort, told FROM portion WHERE sort IS NOT NULL").fetchall()
+        ranges = {("range", False)} & set(found)
+        there = set(found) - ranges
+        filled = ({"seen": _spans(there)} if there else {}) | ({"ranges": _RANGES} if ranges else {}) | _TAKE
+        for name, select in filled.items():
             con.execute(f"INSERT INTO {name} BY NAME {select.replace(_BASE_NS, str(self.base_ns))}")
