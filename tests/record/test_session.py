@@ -650,3 +650,15 @@ def test_a_program_whose_few_steps_settled_is_told_so(tmp_path, capsys):
     with xsp.profile("p", out=tmp_path / "run", warmup=0, samples=False) as prof, prof.step():
         pass
     assert "1 ran, so short that they settled before one could be recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("enabled", "said"), [(True, 1), (False, 0)])
+def test_a_block_that_was_not_entered_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], enabled: bool, said: int
+) -> None:
+    prof = xsp.profile("forgotten", out=tmp_path / "run", enabled=enabled)
+    for _ in range(3):
+        with prof.step():
+            pass
+    assert capsys.readouterr().err.count("'forgotten' was not entered; write `with xsp.profile") == said
+    assert not (tmp_path / "run").exists()

@@ -134,6 +134,7 @@ class profile:
         """True once the block is entered and a run is being written, or has been."""
 
         self._enabled = enabled
+        self._was_entered = not enabled
         self._host: profile | None = None
         self._listener = listener
         account = Account()
@@ -187,6 +188,7 @@ class profile:
                 `otlp` needs is not there.
         """
         global _active
+        self._was_entered = True
         if not self._enabled:
             return self
         if _active is not None and _active.hosts:
@@ -306,6 +308,9 @@ class profile:
         if self._host is not None:
             return self._host.step(batch_size)
         if _active is not self:
+            if not self._was_entered:
+                self._was_entered = True  # it is said once
+                say(f"nothing is recorded: {self.name!r} was not entered; write `with xsp.profile(…) as prof:`")
             return _NOTHING
         quiet = self._steps.quiet
         if quiet.left:
