@@ -121,12 +121,12 @@ def train(model: torch.nn.Module, steps: int, **how: object) -> None:
 
 
 def test_a_run_says_what_was_asked_and_what_it_cost(tmp_path) -> None:
-    train(torch.nn.Linear(256, 256), 120, out=tmp_path / "run", budget=0.9, levels="M/L")
+    train(torch.nn.Linear(256, 256), 1000, out=tmp_path / "run", budget=0.9, levels="M/L")
     trace = xsp.load(tmp_path / "run")
     found = trace.run["budget"]
     assert found["asked_percent"] == pytest.approx(90)
     assert found["low_percent"] <= found["overhead_percent"] <= found["high_percent"]
-    assert sum(found["taken"].values()) == 120 == trace.run["steps"]["seen"]
+    assert sum(found["taken"].values()) == 1000 == trace.run["steps"]["seen"]
     assert found["kept"] == (found["overhead_percent"] <= 90)
     [finding] = [each for each in health(trace) if each.subject == "budget"]
     assert (finding.severity is Severity.GOOD) == found["kept"]

@@ -380,10 +380,13 @@ class profile:
         if steps.seen == 1 and self.doubt is not None:
             return self.doubt
         if steps.seen and isinstance(self.schedule, budgets.Budgeted):
-            paid = (
-                f"{steps.seen} ran, so few or so short that {100 * self.schedule.share:g} % of their time pays for none"
+            percent = 100 * self.schedule.share
+            larger = (
+                f"a larger budget (--budget {2 * percent:g}%, or off)" if percent < 50 else "any cost (--budget off)"
             )
-            return f"{paid}: allow a larger budget (--budget 20%, or off)"
+            return (
+                f"{steps.seen} ran, so few or so short that {percent:g} % of their time pays for none: allow {larger}"
+            )
         if steps.seen and not self.schedule.warmup:
             settled = f"{steps.seen} ran, so short that they settled before one could be recorded"
             return f"{settled}; run more, or say settle=0"
