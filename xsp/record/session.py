@@ -381,12 +381,9 @@ class profile:
             return self.doubt
         if steps.seen and isinstance(self.schedule, budgets.Budgeted):
             percent = 100 * self.schedule.share
-            larger = (
-                f"a larger budget (--budget {2 * percent:g}%, or off)" if percent < 50 else "any cost (--budget off)"
-            )
-            return (
-                f"{steps.seen} ran, so few or so short that {percent:g} % of their time pays for none: allow {larger}"
-            )
+            larger = f"larger budget (--budget {2 * percent:g}%, or off)" if percent < 50 else "budget of any size (off)"
+            paid = f"{steps.seen} ran, so few or so short that {percent:g} % of their time pays for none"
+            return f"{paid}: allow a {larger}"
         if steps.seen and not self.schedule.warmup:
             settled = f"{steps.seen} ran, so short that they settled before one could be recorded"
             return f"{settled}; run more, or say settle=0"
