@@ -284,18 +284,28 @@ class Order:
         self._before: list[int] = []
         self._before_last: list[int] = []
         self._prefix: list[int] = []
+        self._evaluated: set[int] = set()
         self._has_trained = False
 
     def called(self, module: object, trains: bool) -> None:
-        """Take in a call."""
+        """Take in a call.
+
+        A model that is called in evaluation mode and trained then, as once an epoch of one batch, is evaluated: that
+        call begins no training step.
+        """
         self._last_optimizer = None
         if self._has_trained:
             return
+        number = self._number(module)
         if not trains:
-            self._before.append(self._number(module))
+            self._before.append(number)
+            if not getattr(module, "training", True):
+                self._evaluated.add(number)
             return
         self._has_trained = True
-        if self._before == self._before_last and len(self._before) <= LONGEST_PREFIX:
+        if number in self._evaluated:
+            self._prefix = []
+        elif self._before == self._before_last and len(self._before) <= LONGEST_PREFIX:
             self._prefix = self._before
         self._before_last, self._before = self._before, []
 
@@ -329,6 +339,7 @@ class Order:
             self._follower.setdefault(before, this)
         self._last_optimizer = this
         self._before, self._has_trained = [], False
+        self._evaluated.clear()
         self._awaited = self._follower.get(this)
         return self._awaited is None
 

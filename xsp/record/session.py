@@ -381,7 +381,7 @@ class profile:
             return self.doubt
         if steps.seen and isinstance(self.schedule, budgets.Budgeted):
             percent = 100 * self.schedule.share
-            larger = f"larger budget (--budget {2 * percent:g}%, or off)" if percent < 50 else "budget of any size (off)"
+            larger = f"larger budget (--budget {2 * percent:g}%, or off)" if percent < 50 else "budget of any size"
             paid = f"{steps.seen} ran, so few or so short that {percent:g} % of their time pays for none"
             return f"{paid}: allow a {larger}"
         if steps.seen and not self.schedule.warmup:

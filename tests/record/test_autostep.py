@@ -1,4 +1,4 @@
-"""Training without modules: a step begins where the one before ends, since no call tells when it begins."""
+"""Steps of a program that names none: where they begin and end."""
 
 from __future__ import annotations
 
@@ -120,3 +120,29 @@ def test_training_of_modules_is_not_changed_by_a_loss_that_is_one(tmp_path: Path
     trace = recorded(tmp_path / "run", [train] * 30)
     assert not any("without calling a module" in note["text"] for note in trace.run["notes"])
     assert trace.sql("SELECT min(before_ns) >= 2000000 FROM loop WHERE step > 0").fetchall() == [(True,)]
+
+
+@pytest.mark.parametrize("evaluated", [True, False], ids=["evaluated", "teacher"])
+def test_an_evaluation_before_each_training_step_is_none_of_it_and_a_teacher_s_call_is(
+    tmp_path: Path, evaluated: bool
+) -> None:
+    net, teacher = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).eval()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def epoch() -> None:
+        net.train()
+        if not evaluated:
+            with torch.no_grad():
+                teacher(torch.ones(2, 4))
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        if evaluated:
+            net.eval()
+            with torch.no_grad():
+                net(torch.ones(2, 4))
+
+    kinds = kinds_of(recorded(tmp_path / "run", [epoch] * 40))
+    if evaluated:
+        assert kinds == {"training Linear 2×4": 40, "Linear 2×4": 40}
+    else:
+        assert kinds["training Linear 2×4 + Linear(2) 2×4"] >= 38, "the first two are not known yet"
