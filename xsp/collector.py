@@ -63,7 +63,7 @@ class Token(NamedTuple):
     kind: Kind
     subject: int
     """Number of the module or the optimizer, see `xsp.subjects`; 0 where an optimizer's step or a backward pass begins,
-    1 where a backward pass ends."""
+    1 where a backward pass ends, 2 where it returns its gradients (`torch.autograd.grad`)."""
     type: type | None = None
     """Its class."""
     trains: bool = False

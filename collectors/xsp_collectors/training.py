@@ -28,6 +28,7 @@ _ENGINE = "_engine_run_backward"
 # words of an outline, see `xsp.collector.Token`; members of enums are dear to look up
 _OPTIMIZER = Kind.OPTIMIZER
 _BACKWARD_BEGINS, _BACKWARD_ENDS, _OPTIMIZER_BEGINS = (Kind.BACKWARD, 0), (Kind.BACKWARD, 1), (Kind.OPTIMIZER, 0)
+_GRADIENTS_END = (Kind.BACKWARD, 2)
 
 
 _PROBED = 40
@@ -148,14 +149,15 @@ class TrainingCalls(Collector):
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(*args, **kwargs)
+            ends = _BACKWARD_ENDS if kwargs.get("accumulate_grad", True) else _GRADIENTS_END
             if self._lets_pass(_BACKWARD_BEGINS, _BACKWARD_BEGINS) and self._but is not Signal.BACKWARD_END:
                 try:
                     return original(*args, **kwargs)
                 finally:
-                    self._note(_BACKWARD_ENDS)
-            return recorded(*args, **kwargs)
+                    self._note(ends)
+            return recorded(ends, *args, **kwargs)
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
+        def recorded(ends: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
             if not self._hushed:  # else it is noted already
                 self._note(_BACKWARD_BEGINS)
             self._seen_backward = True
@@ -169,7 +171,7 @@ class TrainingCalls(Collector):
                 if self._on:
                     thread = self._here.id
                     self._rows.append((Kind.BACKWARD, "backward", thread, start, monotonic_ns(), status))
-                self._note(_BACKWARD_ENDS)
+                self._note(ends)
                 self.notify(Signal.BACKWARD_END, None)
 
         return run_backward

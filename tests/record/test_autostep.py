@@ -146,3 +146,22 @@ def test_an_evaluation_before_each_training_step_is_none_of_it_and_a_teacher_s_c
         assert kinds == {"training Linear 2×4": 40, "Linear 2×4": 40}
     else:
         assert kinds["training Linear 2×4 + Linear(2) 2×4"] >= 38, "the first two are not known yet"
+
+
+@pytest.mark.parametrize("accumulates", [True, False], ids=["attack", "gradients alone"])
+def test_gradients_that_are_asked_for_before_the_backward_pass_are_of_the_same_batch(
+    tmp_path: Path, accumulates: bool
+) -> None:
+    net, batch = torch.nn.Linear(4, 4), torch.ones(8, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def step() -> None:
+        for _ in range(3):
+            moved = batch.clone().requires_grad_()
+            torch.autograd.grad(net(moved).sum(), [moved, *net.parameters()])
+        if accumulates:
+            net(batch).sum().backward()
+        optimizer.step()
+
+    [kind] = recorded(tmp_path / "run", [step] * 20).run["kinds"]
+    assert (kind["batch_size"], kind["batch_source"]) == (8 if accumulates else 3 * 8, "guess")

@@ -192,9 +192,12 @@ def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> B
 
     Between two backward passes the largest first dimension counts: what several modules, or one of them several times
     (siamese networks), make of one batch is one batch. So does it inside an optimizer's step, whose closure may compute
-    the same batch several times. That is sure where there is one call; of several it is a guess. An input of one
-    dimension may be one sample without a batch, as in reinforcement learning, or a batch of ids: that is a guess too.
+    the same batch several times. Passes that return their gradients count only where there is no other: what a penalty
+    or an attack computes first is the same batch. That is sure where there is one call; of several it is a guess. An
+    input of one dimension may be one sample without a batch, as in reinforcement learning, or a batch of ids: that is a
+    guess too.
     """
+    least = min((token.subject for token in tokens if token.kind is Kind.BACKWARD and token.subject), default=1)
     parts: list[tuple[int, int]] = [(0, 0)]  # by a layout, which counts for more; and by the first dimension
     inside = False
     calls = [token for token in tokens if token.kind is Kind.FORWARD and token.shape]
@@ -205,7 +208,7 @@ def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> B
             parts[-1] = max(parts[-1][0], told), max(parts[-1][1], token.shape[0])
         elif token.kind is Kind.OPTIMIZER:
             inside = not token.subject
-        elif token.kind is Kind.BACKWARD and not inside:
+        elif token.kind is Kind.BACKWARD and not inside and token.subject == least:
             parts.append((0, 0))
     total = sum(told or first for told, first in parts)
     if not total:
