@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,7 +173,7 @@ def test_listening_changes_no_result_compiles_nothing_twice_and_leaves_nothing_b
     entry = torch._TorchCompileInductorWrapper.__call__
     torch.manual_seed(0)
     model, value = Net(), torch.randn(4, 16)
-    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    counter = import_module("torch._dynamo.testing").CompileCounterWithBackend("inductor")
     compiled = torch.compile(model, backend=counter)
     before = compiled(value)
     graphs = CompiledGraphs()
