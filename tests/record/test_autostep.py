@@ -165,3 +165,18 @@ def test_gradients_that_are_asked_for_before_the_backward_pass_are_of_the_same_b
 
     [kind] = recorded(tmp_path / "run", [step] * 20).run["kinds"]
     assert (kind["batch_size"], kind["batch_source"]) == (8 if accumulates else 3 * 8, "guess")
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["saliency", "an input that is trained"])
+def test_gradients_of_a_model_in_evaluation_mode_are_no_training_without_modules(tmp_path: Path, moves: bool) -> None:
+    net, image = torch.nn.Linear(4, 4).eval(), torch.zeros(8, 4, requires_grad=True)
+    optimizer = torch.optim.SGD([image], lr=1e-3)
+
+    def explain() -> None:
+        net(image).sum().backward()
+        if moves:
+            optimizer.step()
+
+    trace = recorded(tmp_path / "run", [explain] * 150)
+    assert kinds_of(trace)["Linear 8×4"] == 150
+    assert not any("without calling a module" in note["text"] for note in trace.run["notes"])

@@ -70,7 +70,12 @@ class AutoStep:
         self._inside = 0  # optimizers' steps that are under way
         self._called = 0
         self._gave_up = False
-        self._went_back = self._has_weights = False  # since the last step ended, or began
+        self._has_weights = False
+        """Whether a module that has parameters was called in the open step."""
+
+        self._went_back = self._has_called = False
+        """Whether gradients were computed, and such a module was called, since the last training step ended."""
+
         self._quiet = session.quiet
         self._proof = Proof()
         self._subjects = session.subjects
@@ -110,6 +115,7 @@ class AutoStep:
             self._trains = trains or (self._rule is StepRule.AUTO and self._order.leads(module))
             self._open(by_call=True)
         self._has_weights |= has_weights
+        self._has_called |= has_weights
         self._works()
         self._order.called(module, trains)
         self._called = self._subjects.of(module)
@@ -143,8 +149,9 @@ class AutoStep:
             self._session.note(_NO_OPTIMIZER)
         if self._proof.has_no_optimizer and not self._inside:
             if self._step is None:
-                self._trains, self._has_weights = True, False
+                self._has_weights = False
                 self._learn()
+                self._has_called = False
                 self._open_next()
             elif self._trains:
                 self._end()
@@ -166,7 +173,9 @@ class AutoStep:
         """Take in, at the end of a training step, whether it called a module that has parameters."""
         if self._has_weights:
             self._quiet.follows_on = False
-        elif self._went_back and not self._quiet.follows_on and self._rule is StepRule.AUTO:
+            return
+        is_new = self._went_back and not self._has_called and not self._quiet.follows_on
+        if is_new and self._rule is StepRule.AUTO:
             self._quiet.follows_on = True
             self._session.withdraw(_NO_OPTIMIZER)
             self._session.note(_NO_MODULE)
@@ -197,7 +206,7 @@ class AutoStep:
             self._quiet.by_signal = Signal.BACKWARD_END if self._proof.has_no_optimizer else Signal.OPTIMIZER_END
         if self._trains:
             self._learn()
-        self._went_back = False
+            self._went_back = self._has_called = False
         if step is not None:
             step.__exit__(None, None, None)
         self._open_next()
