@@ -45,13 +45,18 @@ GRID: dict[str, dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 ALL = {"activation": ("relu", "tanh", "gelu"), "optimizer": ("sgd", "adam"), "threads": (1, 2), "processes": (1, 2)}
 FACTORS = ("batch", "width", "depth", "kernel", "stride", "activation", "optimizer", "threads", "processes")
+CROWDED = "crowded"
+"""Whether there are more threads than cores, in all processes together: no product of powers of both tells that."""
+
 WORK = ("mflops", "melements", "mparameters", "modules")
 
 FORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None]] = {
-    "what was chosen, each kind by itself": ((), FACTORS, "kind"),
-    "what is computed": (WORK, ("threads", "processes", "kind", "activation", "optimizer"), None),
-    "what is computed, each kind by itself": (WORK[:3], ("threads", "processes", "activation", "optimizer"), "kind"),
-}
+    "what was chosen, each kind by itself": ((), (*FACTORS, CROWDED), "kind"),
+    "what is computed": (WORK, ("threads", "processes", CROWDED, "kind", "activation", "optimizer"), None),
+    "what is computed, each kind by itself": (
+        WORK[:3], ("threads", "processes", CROWDED, "activation", "optimizer"), "kind"
+    ),
+}  # fmt: skip
 """Intrinsic and extrinsic factors, and of what each value has a model of its own."""
 
 
@@ -282,7 +287,8 @@ def judge(
     table = []
     for each in wanted:
         those = [row for row in rows if row["key"] == json.dumps(each)]
-        table.append({**each, **{name: those[0][name] for name in WORK},
+        crowded = each["threads"] * each["processes"] > (os.cpu_count() or 1)
+        table.append({**each, **{name: those[0][name] for name in WORK}, CROWDED: "yes" if crowded else "no",
                       "step_s": min(row["step_s"] for row in those)})  # fmt: skip
     title = f"Errors on held-out configurations of {len(table)} recorded ones, and beyond the batches learned from"
     report = turns.Report("predict_configurations", title, ("form", "model", "held out, %", "median, %", "beyond, %"))
