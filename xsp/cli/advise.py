@@ -24,7 +24,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp.cli import options, progress
+from xsp.cli import INTERRUPTED, options, progress
 from xsp.cli.bound import seconds
 from xsp.errors import UsageError
 from xsp.record import output
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 SUMMARY = "what to change, what it gains, and where"
 
 FORMATS = ("table", "json")
-INTERRUPTED = 130
-"""Exit code, as that of a program that an interrupt ends."""
-
 OF_MODEL = ("batch", "train", "sequence", "threads", "timings", "device", "fill")
 """Options that are handed on, under their names, where they are given."""
 

@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp.cli import options, progress
+from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ SUMMARY = "time a model's calls by themselves, and keep the timings"
 
 FORMATS = ("table", "json")
 STATES = ("warm", "chain", "cold")
-INTERRUPTED = 130
-"""Exit code, as of a shell whose command was interrupted."""
-
 MOVED = ("transfers", "collectives")
 
 UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}

@@ -40,7 +40,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xsp.cli import options, progress
+from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
 from xsp.record import output
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "compare two programs by their runs, layer by layer"
 WIDTH_OF_A_FILE = 160
-SLOWER, CANNOT_TELL, INTERRUPTED = 1, 3, 130
+SLOWER, CANNOT_TELL = 1, 3
 """Exit codes."""
 
 LONGEST = 100

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xsp import sections
-from xsp.cli import options, progress
+from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 SUMMARY = "show a model's calls, data flow and measures, untimed"
 
 FORMATS = ("table", "json")
-
-INTERRUPTED = 130
-"""Exit code, as of a shell whose command was interrupted."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
