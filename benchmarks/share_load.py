@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import random
 import statistics
 import tempfile
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parts import steps, turns
+from parts import share_worker, steps, turns
 
 from xsp import processes
 from xsp.share import client, measuring
@@ -38,8 +37,6 @@ PART_OF_BYTES, LARGEST = 0.5, 1.05
 """Of the bytes that are active; and of the largest model, which is to fit."""
 
 PERCENTILE = 99
-ANSWER_S = 300.0
-_CODE = processes.calling("parts.share_worker", "work")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if not sizes:
                     sizes = _prepared(wanted, place, options.seed)
                 while len(started) < cell[1]:
-                    started.append(_worker())
+                    started.append(share_worker.started())
                     stack.callback(started[-1].end)
                 turns.say(f"{cell[0]:.0%} of {len(wanted)} models, {cell[1]} clients")
                 kept[name] = _measured(wanted, sizes, cell, started[: cell[1]], place, options)
@@ -75,30 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.finish(options)
 
 
-def _worker() -> processes.Asked:
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-    return processes.Asked(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
-
-
-def _answer(worker: processes.Asked) -> dict[str, Any]:
-    line = worker.answer(time.monotonic() + ANSWER_S)
-    if not line:
-        raise SystemExit(f"a client ended, or did not answer within {ANSWER_S:.0f} s")
-    found: dict[str, Any] = json.loads(line)
-    return found
-
-
 def _prepared(wanted: Sequence[str], place: Path, seed: int) -> list[int]:
     """Write the weights of all models; return their bytes."""
     turns.say(f"writing the weights of {len(wanted)} models")
     with contextlib.ExitStack() as stack:
-        worker = _worker()
+        worker = share_worker.started()
         stack.callback(worker.end)
         sizes = []
         for number, text in enumerate(wanted):
             spec = steps.spec_of(text)
             worker.ask({"do": "prepare", "number": number, "folder": str(place), "spec": spec, "seed": seed})
-            sizes.append(_answer(worker)["nbytes"])
+            sizes.append(share_worker.answer_of(worker)["nbytes"])
     return sizes
 
 
@@ -132,7 +116,7 @@ def _measured(
     for worker in workers:
         for number in active:
             worker.ask({"do": "open", "number": number, "folder": str(place), "spec": steps.spec_of(wanted[number])})
-            _answer(worker)
+            share_worker.answer_of(worker)
     took: dict[str, dict[int, list[int]]] = {MMAP: {}, ATTACH: {}}
     hits: list[bool | None] = []
     with measuring.store_at(place / "s", capacity):
@@ -163,7 +147,11 @@ def _round(
     for worker, numbers in zip(workers, asked, strict=True):
         for number in numbers:
             worker.ask({"do": "request", "number": number, "folder": str(place), "way": way})
-    return [(_answer(worker), number) for worker, numbers in zip(workers, asked, strict=True) for number in numbers]
+    return [
+        (share_worker.answer_of(worker), number)
+        for worker, numbers in zip(workers, asked, strict=True)
+        for number in numbers
+    ]
 
 
 def _rank(values: Sequence[float], percent: float) -> float:

@@ -1,23 +1,29 @@
 """Weights from the store of the machine: are they there sooner than by other ways, and what memory do they take?
 
 For each model fresh processes take turns, as in `xsp share measure`: `load_file` of safetensors, which maps the file,
-`torch.load`, and `attach`, with the file in the page cache and the weights in the store. A second table is of files of
-zeros: how long attaching takes by bytes and by tensors, when no page is touched yet.
+`torch.load`, and `attach`, with the file in the page cache and the weights in the store. Beside them stands a
+pre-forked server, which has the weights already and answers each request in a child: it takes turns with fresh
+processes that attach. A second table is of files of zeros: how long attaching takes by bytes and by tensors, when no
+page is touched yet.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parts import steps, turns
+from parts import share_worker, steps, turns
+from parts.share_worker import FORK
 
+from xsp import processes
 from xsp.bench.timings import Timings
 from xsp.errors import ShareError
 from xsp.share import client, estimate, measuring, paying
@@ -46,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "share_models",
         f"Loading and first call by `attach`, against the other ways; memory of {PROCESSES} processes",
         ("model", "MB", "attach ms", "load ÷ attach: load_file", "torch.load", "loading, % of unshared",
-         "with first call ÷ attach: load_file", "torch.load", "shared copy ÷ weights", "memory, load_file ÷ attach"),
+         "with first call ÷ attach: load_file", "torch.load", "pre-forked", "shared copy ÷ weights",
+         "memory, load_file ÷ attach"),
     )  # fmt: skip
     wanted = steps.chosen(options)
     kept = _kept(options.out)
@@ -82,7 +89,38 @@ def _measured(text: str, options: argparse.Namespace) -> dict[str, Any]:
         "total_ms": _of(found, measuring.WARM, "total_ns"),
         "cold_ms": _of(found, measuring.COLD, "total_ns"),
         "memory": {way: list(each) for way, each in found.memory.items()},
+        "forked_ms": _against_children(text, options),
     }
+
+
+def _against_children(text: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Return milliseconds until the first answer of children of a pre-forked server, and of processes that attach."""
+    spec, draw = steps.spec_of(text), random.Random(options.seed)
+    took: dict[str, list[float]] = {ATTACH: [], FORK: []}
+    with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+        asked = {"number": 0, "folder": folder, "spec": spec, "seed": options.seed}
+        with _worker() as preparing:
+            preparing.ask({"do": "prepare", **asked})
+            nbytes = share_worker.answer_of(preparing)["nbytes"]
+        with measuring.store_at(Path(folder) / "s", 2 * nbytes + (64 << 20)):
+            client.attach(Path(folder) / "0.safetensors", Path(folder) / "s")
+            for _ in range(options.rounds):
+                for way in draw.sample((ATTACH, FORK), 2):
+                    with _worker() as worker:
+                        for do in ("open", "request"):
+                            worker.ask({"do": do, "way": way, **asked})
+                            answer = share_worker.answer_of(worker)
+                        took[way].append(answer["ns"] / 1e6)
+    return took
+
+
+@contextlib.contextmanager
+def _worker() -> Iterator[processes.Asked]:
+    worker = share_worker.started()
+    try:
+        yield worker
+    finally:
+        worker.end()
 
 
 def _of(found: measuring.Measured, state: str, what: str) -> dict[str, list[float]]:
@@ -91,7 +129,7 @@ def _of(found: measuring.Measured, state: str, what: str) -> dict[str, list[floa
 
 
 def _has(row: dict[str, Any] | None, cold: bool) -> bool:
-    return row is not None and "tensors" in row and (not cold or bool(row["cold_ms"]))
+    return row is not None and "forked_ms" in row and (not cold or bool(row["cold_ms"]))
 
 
 def _kept(out: Path | None) -> dict[str, Any]:
@@ -141,6 +179,7 @@ def _add(report: turns.Report, text: str, row: dict[str, Any]) -> None:
             _times(row, "load_ms", MMAP).shown(2), _times(row, "load_ms", PICKLE).shown(2),
             f"{100 * _loading(row):.0f}",
             _times(row, "total_ms", MMAP).shown(2), _times(row, "total_ms", PICKLE).shown(2),
+            _times(row, "forked_ms", FORK).shown(2),
             "–" if copy is None else f"{copy:.2f}",
             "–" if MMAP not in memory else f"{memory[MMAP] / memory[ATTACH]:.2f}",
         ],
@@ -159,6 +198,12 @@ def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int)
             f"Loading and first call, {way} ÷ attach, {len(rows)} of {wanted} models: geometric mean "
             f"{statistics.geometric_mean(values):.2f}, least {min(values):.2f}, most {max(values):.2f}."
         )
+    forked = [_times(row, "forked_ms", FORK).value for row in rows]
+    report.notes.append(
+        "First answer of a child of a pre-forked server ÷ that of a process that attaches: geometric mean "
+        f"{statistics.geometric_mean(forked):.2f}, least {min(forked):.2f}, most {max(forked):.2f}; such a server "
+        "holds its weights in memory of its own."
+    )
     best = [min(gains[MMAP][place][1], gains[PICKLE][place][1]) for place in range(len(rows))]
     long = [value for row, value in zip(rows, best, strict=True) if _loading(row) >= 0.5]
     gain = statistics.geometric_mean(long) if long else None

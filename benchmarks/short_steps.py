@@ -17,7 +17,6 @@ lies there depends on what was allocated before. A training step of 40 ms has 0 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import resource
 import statistics
@@ -30,7 +29,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
-from parts import turns
+from parts import heap, turns
 from parts.turns import Figure
 
 import xsp
@@ -271,27 +270,14 @@ def _count(step: Callable[[], object], seconds: float) -> int:
     return int(min(20_000, max(LEAST if taken < LONG_S else LEAST_OF_LONG, seconds / taken)))
 
 
-KEPT = 1 << 30
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-
-
-def keep_heap() -> None:
-    """Have glibc keep memory that was freed, in this process; elsewhere nothing happens."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for what in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            mallopt(what, KEPT)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = turns.parser(__doc__)
+    parser = heap.add_options(turns.parser(__doc__))
     parser.add_argument("--of-seconds", type=float, default=1.5, metavar="S", help="of each stretch and each block")
     parser.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE, each when it ends")
     parser.add_argument(
         "--seconds", type=float, metavar="S",
         help="take rounds until S seconds are over, of the programs first that have fewest (default: --rounds)",
     )  # fmt: skip
-    parser.add_argument("--keep-heap", action="store_true", help="have glibc give no memory back between steps")
     parser.add_argument("--shortest", type=float, default=0, metavar="MS", help="leave out smaller sizes")
     parser.add_argument(
         "--longest", type=float, default=300, metavar="MS", help="leave out larger sizes (default: 300)"
@@ -316,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(_parser(), arguments)
     torch.set_num_threads(1)
     if options.keep_heap:
-        keep_heap()
+        heap.keep()
     sizes = [size for size in (SIZES[1:5:3] if options.quick else SIZES) if size.ms <= options.longest]
     sizes = [size for size in sizes if size.ms >= options.shortest]
     programs = [

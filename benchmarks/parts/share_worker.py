@@ -1,7 +1,8 @@
 """A process that answers requests: it loads weights, calls the model once, says what both took, and lets go of them.
 
 Lines of JSON come by stdin and go by a descriptor, as `xsp.processes.Asked` has it. Modules without values are made
-once and copied before the time begins, so that what is compared is loading and the first call.
+once and copied before the time begins, so that what is compared is loading and the first call. By the way `FORK` it is
+a pre-forked server: the weights are in the module before the time begins, and a child made for the request answers it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,25 @@ from typing import Any
 from xsp import models, processes
 from xsp.errors import ShareError
 from xsp.share.measured import ATTACH, assign
+
+FORK = "pre-forked"
+ANSWER_S = 300.0
+_CODE = processes.calling("parts.share_worker", "work")
+
+
+def started() -> processes.Asked:
+    """Start such a process."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    return processes.Asked(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
+
+
+def answer_of(worker: processes.Asked) -> dict[str, Any]:
+    """Return its next answer; end the script where there is none."""
+    line = worker.answer(time.monotonic() + ANSWER_S)
+    if not line:
+        raise SystemExit(f"a client ended, or did not answer within {ANSWER_S:.0f} s")
+    found: dict[str, Any] = json.loads(line)
+    return found
 
 
 def prepare(spec: str, folder: Path, number: int, seed: int) -> int:
@@ -57,6 +77,11 @@ def work(parent: int, answers: int) -> None:
                     assert isinstance(built, models.Built)
                     made[number] = built.model.eval()
                     inputs[number] = torch.load(folder / f"{number}.pt", weights_only=False)
+                    if asked.get("way") == FORK:
+                        read = load_file(folder / f"{number}.safetensors")
+                        assign(torch, made[number], {name: each.clone() for name, each in read.items()})
+            elif asked["way"] == FORK:
+                answer["ns"] = _in_child(torch, made[number], inputs[number])
             else:
                 module, path = copy.deepcopy(made[number]), folder / f"{number}.safetensors"
                 args, kwargs = inputs[number]
@@ -75,3 +100,23 @@ def work(parent: int, answers: int) -> None:
                 answer["ns"] = time.perf_counter_ns() - began
                 del module
             out.write(json.dumps(answer).encode() + b"\n")
+
+
+def _in_child(torch: Any, module: Any, inputs: Any) -> int:
+    """Call a module once in a child of this process; return the nanoseconds from before the fork to its answer."""
+    reading, writing = os.pipe()
+    began = time.perf_counter_ns()
+    child = os.fork()
+    if not child:
+        with torch.inference_mode():
+            module(*inputs[0], **inputs[1])
+        os.write(writing, b"!")
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answers:
+        answered = answers.read(1)
+    taken = time.perf_counter_ns() - began
+    os.waitpid(child, 0)
+    if not answered:
+        raise ChildProcessError("a child of the pre-forked server ended before it answered")
+    return taken
