@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import construction
+import pytest
 import run_all
 from realparts import until
 
@@ -81,3 +84,13 @@ def test_figures_of_construction_are_held_against_each_goal() -> None:
     assert "least 0.80 (b; goal 0.7, met)" in said
     assert "closer to 1 for 2 of 3 models (goal two thirds, met)" in said
     assert construction.goals({"1": {"errors": {}, "with_glue": {}, "cross": {}}})[0].startswith("No model")
+
+
+@pytest.mark.slow
+def test_true_times_are_measured_beside_bare_steps() -> None:
+    script = Path(run_all.__file__).with_name("true_time.py")
+    options = ["--models", "torchvision:squeezenet1_1", "--rounds", "3", "--patience", "0"]
+    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "| squeezenet1_1 |" in done.stdout
+    assert "interval covers the bare median on" in done.stdout
