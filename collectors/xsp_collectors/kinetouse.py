@@ -7,17 +7,25 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
 """It logs two lines to stderr each time it is switched, unless this says otherwise."""
 
+COMPLAINT = b"ERROR: External init callback must run in same thread as registerClient"
+"""Begins the line that it prints, whatever its log level, where its first use is not in the thread that loaded it."""
+
 ours = False
 """Whether xsp's collector has it on."""
 
 
 _lets_children_end = False
+
+_first_use = threading.RLock()
+_was_used = False
+"""Whether it was used already, by xsp; the complaint comes at the first use of all."""
 
 
 def let_children_end() -> None:
@@ -63,6 +71,53 @@ def use_once() -> bool:
 
 
 @contextlib.contextmanager
+def without_complaint() -> Iterator[None]:
+    """Keep its complaint about the thread out of the program's stderr, where it may be used for the first time.
+
+    Threads other than the main one divert C's `stderr`, which glibc documents as assignable; what else is printed
+    there meanwhile is passed on. Python's `sys.stderr` does not go through it.
+    """
+    global _was_used
+    with _first_use:
+        diverted = None if _was_used or threading.current_thread() is threading.main_thread() else _Diverted.stderr()
+        try:
+            yield
+        finally:
+            _was_used = True
+            if diverted is not None:
+                diverted.end()
+
+
+class _Diverted:
+    """C's `stderr`, diverted into a file in memory, which stays open: another thread may be about to print there."""
+
+    def __init__(self, library: Any, stream: ctypes.c_void_p) -> None:
+        library.fdopen.restype = ctypes.c_void_p
+        self._memory = os.memfd_create("xsp-stderr")
+        self._library, self._stream = library, stream
+        self._real, self._file = ctypes.c_void_p(stream.value), ctypes.c_void_p(library.fdopen(self._memory, b"a"))
+        stream.value = self._file.value
+
+    @classmethod
+    def stderr(cls) -> _Diverted | None:
+        """Divert it; None where that is not possible."""
+        library = ctypes.CDLL(None)
+        try:
+            return cls(library, ctypes.c_void_p.in_dll(library, "stderr"))
+        except (ValueError, AttributeError, OSError):  # not glibc, not Linux, no descriptor left
+            return None
+
+    def end(self) -> None:
+        """Put it back, and pass on what is not the complaint."""
+        self._stream.value = self._real.value
+        self._library.fflush(self._file)
+        printed = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
+        kept = b"".join(line for line in printed.splitlines(keepends=True) if not line.startswith(COMPLAINT))
+        self._library.fwrite(kept, ctypes.c_size_t(1), ctypes.c_size_t(len(kept)), self._real)
+        self._library.fflush(self._real)
+
+
+@contextlib.contextmanager
 def host_only() -> Iterator[None]:
     """Have Kineto record the host, quietly; without torch do nothing."""
     torch: Any = sys.modules.get("torch")
@@ -73,7 +128,7 @@ def host_only() -> Iterator[None]:
     level = os.environ.get(LOG_LEVEL)
     os.environ.setdefault(LOG_LEVEL, "99")
     try:
-        with torch.autograd.profiler.profile(use_kineto=True):
+        with without_complaint(), torch.autograd.profiler.profile(use_kineto=True):
             yield
     finally:
         if level is None:
