@@ -1,10 +1,10 @@
 """Weights from the store of the machine: are they there sooner than by other ways, and what memory do they take?
 
-For each model fresh processes take turns, as in `xsp share measure`: `load_file` of safetensors, which maps the file,
+For each model processes take turns, as in `xsp share measure`: `load_file` of safetensors, which maps the file,
 `torch.load`, and `attach`, with the file in the page cache and the weights in the store. Beside them stands a
-pre-forked server, which has the weights already and answers each request in a child: it takes turns with fresh
-processes that attach. A second table is of files of zeros: how long attaching takes by bytes and by tensors, when no
-page is touched yet.
+pre-forked server, which has the weights already and answers each request in a child: it takes turns with children that
+attach. The memory of processes is measured for each seventh model. A second table is of files of zeros: how long
+attaching takes by bytes and by tensors, when no page is touched yet.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from xsp.share import client, estimate, measuring, paying
 from xsp.share.measured import ATTACH, MMAP, PICKLE
 
 PROCESSES = 8
+EACH = 7
+"""Of so many models the first one's memory is measured, which takes a minute."""
+
 MIB = 1 << 20
 LEAST_BYTES = 20e6
 """Below, the memory of a process differs by more than its weights from start to start."""
@@ -61,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number, text in enumerate(wanted, 1):
         if not _has(kept.get(text), options.cold) and time.monotonic() < until:
             turns.say(f"{number}/{len(wanted)} {text}")
-            kept[text] = _measured(text, options)
+            kept[text] = _measured(text, options, wanted.index(text) % EACH == 0)
             _keep(options.out, text, kept[text])
     for text in wanted:
         if text in kept:
@@ -73,14 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.finish(options)
 
 
-def _measured(text: str, options: argparse.Namespace) -> dict[str, Any]:
+def _measured(text: str, options: argparse.Namespace, with_memory: bool) -> dict[str, Any]:
     """Return milliseconds of each warm turn by way, and the bytes of memory."""
+    together = measuring.TOGETHER if options.quick else PROCESSES
     found = measuring.measure(
         steps.spec_of(text),
         turns=options.rounds,
         seed=options.seed,
         states=(measuring.WARM, measuring.COLD) if options.cold else (measuring.WARM,),
-        together=measuring.TOGETHER if options.quick else PROCESSES,
+        together=together if with_memory else 0,
     )
     return {
         "bytes": found.nbytes,
@@ -94,23 +98,24 @@ def _measured(text: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _against_children(text: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Return milliseconds until the first answer of children of a pre-forked server, and of processes that attach."""
+    """Return milliseconds until the answer of children that attach, and of children that find the weights there."""
     spec, draw = steps.spec_of(text), random.Random(options.seed)
     took: dict[str, list[float]] = {ATTACH: [], FORK: []}
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
         asked = {"number": 0, "folder": folder, "spec": spec, "seed": options.seed}
-        with _worker() as preparing:
-            preparing.ask({"do": "prepare", **asked})
-            nbytes = share_worker.answer_of(preparing)["nbytes"]
-        with measuring.store_at(Path(folder) / "s", 2 * nbytes + (64 << 20)):
-            client.attach(Path(folder) / "0.safetensors", Path(folder) / "s")
-            for _ in range(options.rounds):
-                for way in draw.sample((ATTACH, FORK), 2):
-                    with _worker() as worker:
-                        for do in ("open", "request"):
-                            worker.ask({"do": do, "way": way, **asked})
-                            answer = share_worker.answer_of(worker)
-                        took[way].append(answer["ns"] / 1e6)
+        with _worker() as worker, _worker() as server:
+            worker.ask({"do": "prepare", **asked})
+            nbytes = share_worker.answer_of(worker)["nbytes"]
+            those = {ATTACH: worker, FORK: server}
+            for way, each in those.items():
+                each.ask({"do": "open", "way": way, **asked})
+                share_worker.answer_of(each)
+            with measuring.store_at(Path(folder) / "s", 2 * nbytes + (64 << 20)):
+                client.attach(Path(folder) / "0.safetensors", Path(folder) / "s")
+                for _ in range(options.rounds):
+                    for way in draw.sample((ATTACH, FORK), 2):
+                        those[way].ask({"do": "request", "child": True, "way": way, **asked})
+                        took[way].append(share_worker.answer_of(those[way])["ns"] / 1e6)
     return took
 
 

@@ -164,7 +164,7 @@ class Asked:
         return self._process.poll() is not None
 
     def end(self, patience_s: float = 0.0) -> int:
-        """End it, and return the exit code that it ended with before, or that of being killed.
+        """End it, and return the exit code that it ended with before, or that of being killed; also when said again.
 
         Args:
             patience_s: how long one that has stopped to answer may take to end by itself.
@@ -176,5 +176,7 @@ class Asked:
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        os.close(self._answers)
+        if self._answers >= 0:
+            os.close(self._answers)
+            self._answers = -1
         return code

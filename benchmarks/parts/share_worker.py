@@ -1,8 +1,8 @@
 """A process that answers requests: it loads weights, calls the model once, says what both took, and lets go of them.
 
 Lines of JSON come by stdin and go by a descriptor, as `xsp.processes.Asked` has it. Modules without values are made
-once and copied before the time begins, so that what is compared is loading and the first call. By the way `FORK` it is
-a pre-forked server: the weights are in the module before the time begins, and a child made for the request answers it.
+once and copied before the time begins, so that what is compared is loading and the first call. A request may ask for a
+child that answers it. With the way `FORK` that is a pre-forked server: the weights are in the module before.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,8 @@ def work(parent: int, answers: int) -> None:
                     if asked.get("way") == FORK:
                         read = load_file(folder / f"{number}.safetensors")
                         assign(torch, made[number], {name: each.clone() for name, each in read.items()})
-            elif asked["way"] == FORK:
-                answer["ns"] = _in_child(torch, made[number], inputs[number])
+            elif asked.get("child"):
+                answer["ns"] = _in_child(torch, made[number], inputs[number], asked)
             else:
                 module, path = copy.deepcopy(made[number]), folder / f"{number}.safetensors"
                 args, kwargs = inputs[number]
@@ -102,12 +103,17 @@ def work(parent: int, answers: int) -> None:
             out.write(json.dumps(answer).encode() + b"\n")
 
 
-def _in_child(torch: Any, module: Any, inputs: Any) -> int:
-    """Call a module once in a child of this process; return the nanoseconds from before the fork to its answer."""
+def _in_child(torch: Any, module: Any, inputs: Any, asked: Mapping[str, Any]) -> int:
+    """Load and call in a child of this process; return the nanoseconds from before the fork to its answer."""
+    from xsp import share
+
     reading, writing = os.pipe()
     began = time.perf_counter_ns()
     child = os.fork()
     if not child:
+        folder = Path(asked["folder"])
+        if asked["way"] == ATTACH:
+            share.attach(module, folder / f"{asked['number']}.safetensors", folder=folder / "s", strict=False)
         with torch.inference_mode():
             module(*inputs[0], **inputs[1])
         os.write(writing, b"!")
@@ -118,5 +124,5 @@ def _in_child(torch: Any, module: Any, inputs: Any) -> int:
     taken = time.perf_counter_ns() - began
     os.waitpid(child, 0)
     if not answered:
-        raise ChildProcessError("a child of the pre-forked server ended before it answered")
+        raise ChildProcessError("a child ended before it answered")
     return taken

@@ -161,3 +161,41 @@ def test_a_file_that_does_not_fit_its_module_is_one_error(tmp_path: Path) -> Non
     (tmp_path / "tied.py").write_text(_TIED)
     with pytest.raises(ShareError, match=r"the file lacks \w+"):
         measuring.measure(str(tmp_path / "m.safetensors"), f"{tmp_path}/tied.py:build", 3)
+
+
+_ENDING = """
+import os, signal, threading, torch
+
+class Ending(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2000, 2000))
+        torch.mm(torch.ones(2000, 2000), torch.ones(2000, 2000))  # computes while it is built, on all threads
+
+    def forward(self, x):
+        if os.environ.get("ENDS") == "always" or os.environ.get("ENDS") and not self.w.requires_grad:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return torch.mm(x, self.w)
+
+def build(batch_size):
+    return Ending().eval(), torch.ones(2000, 2000)
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_computes_while_it_is_built_is_measured_and_one_that_crashes_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    (tmp_path / "ending.py").write_text(_ENDING)
+    found = measuring.measure(f"{tmp_path}/ending.py:build", turns=3, states=[WARM], together=0)
+    assert found.turns == 3
+    assert not found.memory
+    for ends, who in (
+        ("loaded", "attach|load_file|torch.load: the process"),
+        ("always", "a process that was to prepare"),
+    ):
+        monkeypatch.setenv("ENDS", ends)
+        with pytest.raises(ShareError, match=rf"{who}( process)? ended \(SIGSEGV\)"):
+            measuring.measure(f"{tmp_path}/ending.py:build", turns=3, states=[WARM], together=0)

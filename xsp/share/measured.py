@@ -2,10 +2,15 @@
 
 Modules are imported and the model is built, without values, before the time begins; each way puts tensors into the
 module in the same manner. So what is compared is loading and the first call, and nothing that all ways have in common.
+
+To start Python and import torch takes seconds. So a process that has built the model forks children, one after the
+other, each of which loads and calls for the first time. Until then it computes on one thread, as a pool of threads does
+not survive a fork.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -23,22 +28,48 @@ WAYS = (MMAP, PICKLE, ATTACH)
 def work(parent: int, answers: int) -> None:
     """Do what lines of stdin ask for, and answer in lines: `prepare`, `build`, `load`, `memory`.
 
+    After `fork` a child answers, until it is asked for `end`; then, or when it has ended otherwise, this process does.
+
     Args:
         parent: number of the process that asks; this one ends with it.
         answers: descriptor to write to.
     """
     processes.end_with_parent(parent)
     state: dict[str, Any] = {}
+    is_child = False
     with os.fdopen(answers, "wb", buffering=0) as out:
         for line in sys.stdin:
-            try:
-                answer = _DO[(asked := json.loads(line))["do"]](asked, state)
-            except XspError as error:
-                answer = {"error": str(error)}
-            except Exception as error:  # of a model, or a library: the one who asks says it
-                said = (str(error).splitlines() or [""])[0]
-                answer = {"error": f"{type(error).__name__}: {said}"}
+            asked = json.loads(line)
+            answer: dict[str, Any] = {}
+            if asked["do"] == "fork":
+                child = os.fork()
+                is_child = not child
+                answer = _begin_child(state) if is_child else _wait(child)
+            elif asked["do"] == "end" and is_child:
+                os._exit(0)
+            else:
+                try:
+                    answer = _DO[asked["do"]](asked, state)
+                except XspError as error:
+                    answer = {"error": str(error)}
+                except Exception as error:  # of a model, or a library: the one who asks says it
+                    said = (str(error).splitlines() or [""])[0]
+                    answer = {"error": f"{type(error).__name__}: {said}"}
             out.write(json.dumps(answer).encode() + b"\n")
+
+
+def _begin_child(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Make memory of Python's objects this child's own, as that of a process that was not forked is."""
+    processes.end_with_parent(os.getppid())
+    gc.collect()
+    state["torch"].set_num_threads(state["threads"])
+    return {}
+
+
+def _wait(child: int) -> dict[str, Any]:
+    """Wait for a child to end, and return an answer for it."""
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {"error": f"the process ended ({processes.ending(code)})"} if code else {}
 
 
 def _prepare(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
@@ -70,14 +101,17 @@ def _prepare(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Import what is needed, and make the module without values."""
+    """Import what is needed, and make the module without values; `forks` says that children are to use it."""
     import safetensors.torch
     import torch
 
     from xsp.share import modules
 
     os.chdir(asked["cwd"])
-    state.update(asked, torch=torch, load_file=safetensors.torch.load_file, built=None)
+    threads = torch.get_num_threads()
+    if asked.get("forks"):
+        torch.set_num_threads(1)
+    state.update(asked, torch=torch, load_file=safetensors.torch.load_file, built=None, threads=threads)
     if asked["module"]:
         with modules.empty():
             built = models.build(asked["module"], models.Settings())
@@ -89,8 +123,8 @@ def _build(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Load and call, and return the nanoseconds of both."""
-    del asked
+    """Load in the `way` and call, and return the nanoseconds of both."""
+    state["way"] = asked["way"]
     torch = state["torch"]
     began = clock.monotonic_ns()
     tensors = _tensors(state)

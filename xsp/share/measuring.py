@@ -1,6 +1,7 @@
-"""Whether sharing pays: fresh processes load the same weights in turns, by the store and by what needs no store.
+"""Whether sharing pays: processes load the same weights in turns, by the store and by what needs no store.
 
-The ways are `safetensors.torch.load_file`, which maps the file and so shares its pages, `torch.load`, and `attach`.
+Each is forked by one that has built the model and computed nothing yet, so its loading and its call are the first. The
+ways are `safetensors.torch.load_file`, which maps the file and so shares its pages, `torch.load`, and `attach`.
 Each is taken warm (the file is in the page cache, and the store holds it) and cold (neither). A few processes of each
 way at a time tell what one more of them takes of memory.
 """
@@ -38,6 +39,9 @@ COLD_TURNS = 5
 
 START_S = 120.0
 ANSWER_S = 300.0
+END_S = 5.0
+"""For a process that has stopped to answer to end."""
+
 COLD_SHARE = 0.02
 """More than this of a file in memory, after it was to be dropped, and it is not cold."""
 
@@ -121,7 +125,7 @@ def measure(
         seed: of the order.
         told: see `Told`.
         states: which of warm and cold to measure.
-        together: processes at a time for memory; 2 or more.
+        together: processes at a time for memory; 2 or more, or 0 to leave memory out.
 
     Raises:
         ShareError: a process says why it cannot load the weights or call the model.
@@ -151,7 +155,8 @@ def measure(
         found.not_cold = _not_cold(files) if COLD in states else "it was not asked for"
         with store_at(Path(asked["store"]), 2 * made["nbytes"] + (64 << 20)) as store:
             _take_turns(found, asked, files, how, random.Random(seed), told)
-            _take_memory(found, asked, files, store, told, together)
+            if together:
+                _take_memory(found, asked, files, store, told, together)
             found.large_bytes = sum(each["large_bytes"] for each in client.status(Path(asked["store"]))["objects"])
     return found
 
@@ -167,21 +172,23 @@ def _take_turns(
     states = [WARM] if found.not_cold else [WARM, COLD]
     order = [(way, state) for way in WAYS for state in states]
     found.taken = {each: Taken() for each in order}
-    for turn in range(1, found.most + 1):
-        these = [each for each in order if each[1] == WARM or turn <= COLD_TURNS]
-        for place, (way, state) in enumerate(draw.sample(these, len(these))):
-            said = f"turn {turn} of at most {found.most}: {way}, {state}"
-            told(said, (turn - 1) * len(order) + place, found.most * len(order))
-            with started() as process:
-                answer_of(process, {"do": "build", "way": way, **asked})
+    with started() as parent:
+        answer_of(parent, {"do": "build", "forks": True, **asked})
+        for turn in range(1, found.most + 1):
+            these = [each for each in order if each[1] == WARM or turn <= COLD_TURNS]
+            for place, (way, state) in enumerate(draw.sample(these, len(these))):
+                said = f"turn {turn} of at most {found.most}: {way}, {state}"
+                told(said, (turn - 1) * len(order) + place, found.most * len(order))
+                answer_of(parent, {"do": "fork"})
                 _bring_about(state, files, Path(asked["store"]))
-                took = answer_of(process, {"do": "load"})
-            found.taken[way, state].load_ns.append(took["load_ns"])
-            found.taken[way, state].call_ns.append(took["call_ns"])
-        found.turns = turn
-        pair = found.taken[MMAP, WARM].total_ns, found.taken[ATTACH, WARM].total_ns
-        if turn >= evidence.FIRST and evidence.look(how, *pair).enough:
-            return
+                took = answer_of(parent, {"do": "load", "way": way})
+                answer_of(parent, {"do": "end"})
+                found.taken[way, state].load_ns.append(took["load_ns"])
+                found.taken[way, state].call_ns.append(took["call_ns"])
+            found.turns = turn
+            pair = found.taken[MMAP, WARM].total_ns, found.taken[ATTACH, WARM].total_ns
+            if turn >= evidence.FIRST and evidence.look(how, *pair).enough:
+                return
 
 
 def _take_memory(
@@ -201,10 +208,10 @@ def _take_memory(
             with contextlib.ExitStack() as stack:
                 several = [stack.enter_context(started()) for _ in range(count)]
                 for process in several:
-                    answer_of(process, {"do": "build", "way": way, **asked})
+                    answer_of(process, {"do": "build", **asked})
                 _bring_about(WARM, files, Path(asked["store"]))
                 for process in several:
-                    answer_of(process, {"do": "load"})
+                    answer_of(process, {"do": "load", "way": way})
                 told_of = [answer_of(process, {"do": "memory"}) for process in several]
                 if way == ATTACH:
                     told_of.append(memory_of(store.pid))
@@ -235,9 +242,12 @@ def answer_of(process: processes.Asked, question: dict[str, Any]) -> dict[str, A
         ShareError: it says why it cannot, ends, or takes too long.
     """
     process.ask(question)
-    line = process.answer(time.monotonic() + ANSWER_S)
+    until = time.monotonic() + ANSWER_S
+    line = process.answer(until)
     if not line:
-        ended = f"ended with exit code {process.end()}" if process.has_ended() else f"took more than {ANSWER_S:.0f} s"
+        late = time.monotonic() >= until
+        code = process.end(0.0 if late else END_S)
+        ended = f"took more than {ANSWER_S:.0f} s" if late else f"ended ({processes.ending(code)})"
         raise ShareError(f"a process that was to {question['do']} {ended}")
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:

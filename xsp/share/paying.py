@@ -90,7 +90,7 @@ def text(found: Measured) -> str:
     said = judged(found)
     use = "first call" if found.module else "reading it once"
     lines = [
-        f"{found.source}{of}: {what}; {found.turns} turns of at most {found.most}, each in a fresh process",
+        f"{found.source}{of}: {what}; {found.turns} turns of at most {found.most}, each in a process of its own",
         "",
         said.sentence,
         *_memory_lines(found, said),
