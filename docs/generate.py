@@ -244,10 +244,10 @@ def cli_page() -> str:
         "",
         "# Commands",
         "",
-        f"{parser.description} `xsp COMMAND --help` says the same in the terminal.",
+        f"{parser.description} `xsp COMMAND --help` prints the same in the terminal.",
         "",
-        "Exit codes: 0, done; 1, some of it could not be done and was said on stderr (for `xsp run`: the code of the",
-        "script); 2, nothing could be done, with one line that says why.",
+        "Exit codes: 0: done. 1: partly done, with the reason on stderr. 2: not done, with one line that says why.",
+        "130: interrupted. `xsp run` has the exit code of the program. Some commands have more codes, named below.",
     ]
     for name, command in commands(parser).items():
         about, _, examples = (command.description or "").partition("examples:")
