@@ -343,7 +343,7 @@ def table_of(each: Analysis, trace: Trace) -> str:
     try:
         return "Columns: " + ", ".join(f"`{name}`" for name in each(trace).columns) + "."
     except AnalysisError as error:
-        return f"The trace that this page is made of cannot carry it: {error}."
+        return f"The columns cannot be shown here, because the example trace lacks the data: {error}."
 
 
 if __name__ == "__main__":
