@@ -58,7 +58,7 @@ class Kind(str, enum.Enum):
 
 
 class Rule(str, enum.Enum):
-    """The evidence for the parent of a span, ordered by strength in docs/understand/correlation.md; an orphan has none."""
+    """The evidence for the parent of a span, see docs/understand/correlation.md; an orphan has none."""
 
     EXPLICIT = "explicit"  # the collector or the caller named it
     CORRELATION = "correlation"  # device work takes the parent of its launch
