@@ -79,7 +79,7 @@ Figures = Sequence[Figure | None]
 
 @dataclass(frozen=True)
 class Difference:
-    """What lies between two rungs, by name; all of a ladder add up to its upper end less its lower one."""
+    """The named difference between two rungs; all of a ladder add up to its highest minus its lowest rung."""
 
     name: str
     below: Rung
@@ -94,7 +94,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Layer:
-    """A module, or an operator where the source tells no modules, with what its calls cost on each rung."""
+    """A module, or an operator if the source has no modules, with the time of its calls on each rung."""
 
     name: str
     nodes: tuple[int, ...]
@@ -107,7 +107,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Hole:
-    """Calls of an operator that have no figure, for one reason."""
+    """Calls of an operator without a time, with the reason."""
 
     op: str
     reason: str
