@@ -111,8 +111,8 @@ def operators(trace: Trace) -> Table:
 
     The figures are those of one step, with true times where they are known. `device_ms` is the time of the kernels and
     copies that the operator itself launched, and `percent_of_device_time` its share of all device work, so that the
-    rows add up to 100 %. With several GPUs, the rows of all together name no `device`; those of each follow, with shares of
-    its own time, the calls that launched work on it, and nothing of the host. Work that no operator of the trace
+    rows add up to 100 %. With several GPUs, the rows of all together name no `device`; those of each follow, with
+    shares of its own time, the calls that launched work on it, and nothing of the host. Work that no operator of the trace
     launched (replayed graphs, for instance) has a row, `(no operator)`; work that a library launched outside of every
     operator is listed under the call of the library. `dtype` is that of the first tensor.
 
