@@ -112,9 +112,9 @@ def operators(trace: Trace) -> Table:
     The figures are those of one step, with true times where they are known. `device_ms` is the time of the kernels and
     copies that the operator itself launched, and `percent_of_device_time` its share of all device work, so that the
     rows add up to 100 %. With several GPUs, the rows of all together name no `device`; those of each follow, with
-    shares of its own time, the calls that launched work on it, and nothing of the host. Work that no operator of the trace
-    launched (replayed graphs, for instance) has a row, `(no operator)`; work that a library launched outside of every
-    operator is listed under the call of the library. `dtype` is that of the first tensor.
+    shares of its own time, the calls that launched work on it, and nothing of the host. Work that no operator of the
+    trace launched (replayed graphs, for instance) has a row, `(no operator)`; work that a library launched outside of
+    every operator is listed under the call of the library. `dtype` is that of the first tensor.
 
     `tflop_per_s` and `tb_per_s` are of the kernels of all calls together, over the time of those whose operations and
     bytes are known; `least_` and `most_` are of the slowest and the fastest call. `roof_percent` is their
