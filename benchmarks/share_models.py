@@ -233,8 +233,9 @@ def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
     """
     try:
         shapes = estimate.curves(Timings.open(None))
-    except ShareError as error:
-        return [f"Decisions are not judged: {error}"]
+    except ShareError:
+        families = ",".join(estimate.NEEDED)
+        return [f"Decisions are not judged: type xsp bench transfers --families {families} --threads 1, and again."]
     turns.say("what tensors take, for the decisions")
     known = estimate.Constants(estimate.costs(), shapes, estimate.digest_ns())
     right = decided = asked = 0

@@ -146,10 +146,10 @@ def table_part() -> str:
             "",
             *columns(SAMPLE_COLUMNS),
             "",
-            "### Attributes of steps that describe",
+            "### Attributes of describing steps",
             "",
-            "These keys of the column `attributes` have the spans of the step that describes, and those of the merged",
-            "step that match it.",
+            "The spans of a describing step, and the matching spans of the merged step, have these keys in the column",
+            "`attributes`.",
             "",
             "| key | meaning |",
             "|---|---|",
@@ -167,7 +167,7 @@ def table_part() -> str:
             "",
             "### Rules",
             "",
-            "`parent_rule` holds one of these, strongest first (see [correlation.md](correlation.md)).",
+            "`parent_rule` holds one of these; [correlation.md](correlation.md) has their order of strength.",
             "",
             *rows(("rule", "evidence"), meanings(Rule)),
             "",
@@ -244,10 +244,10 @@ def cli_page() -> str:
         "",
         "# Commands",
         "",
-        f"{parser.description} `xsp COMMAND --help` says the same in the terminal.",
+        f"{parser.description} `xsp COMMAND --help` prints the same in the terminal.",
         "",
-        "Exit codes: 0, done; 1, some of it could not be done and was said on stderr (for `xsp run`: the code of the",
-        "script); 2, nothing could be done, with one line that says why.",
+        "Exit codes: 0: done. 1: partly done, with the reason on stderr. 2: not done, with one line that says why.",
+        "130: interrupted. `xsp run` has the exit code of the program. Some commands have more codes, named below.",
     ]
     for name, command in commands(parser).items():
         about, _, examples = (command.description or "").partition("examples:")
@@ -343,7 +343,7 @@ def table_of(each: Analysis, trace: Trace) -> str:
     try:
         return "Columns: " + ", ".join(f"`{name}`" for name in each(trace).columns) + "."
     except AnalysisError as error:
-        return f"The trace that this page is made of cannot carry it: {error}."
+        return f"The columns cannot be shown here, because the example trace lacks the data: {error}."
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -215,6 +216,24 @@ def test_commands_have_the_options_that_pages_give_them() -> None:
         if command in known and word not in known[command]
     ]
     assert unknown == []
+
+
+EXAMPLE = re.compile(r"^  xsp (.+?)(?: > \S+\.\w+)?(?:\s{3,}.*)?$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", sorted(generate.commands(generate._parser())))
+def test_examples_of_the_help_can_be_typed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    every = generate.commands(generate._parser())
+    for line in EXAMPLE.findall((every[name].description or "").partition("examples:")[2]):
+        words = shlex.split(line)
+        command = next(each for each in (" ".join(words[:2]), words[0]) if each in every)
+        try:
+            given, unknown = every[command].parse_known_args(words[len(command.split()) :])
+        except SystemExit:
+            raise AssertionError(f"{line}: {capsys.readouterr().err}") from None
+        assert not unknown, line
+        if command == "predict":
+            assert given.link or max(given.ranks) == 1, f"{line}: several ranks need a link"
 
 
 def test_tables_to_csv_are_one_or_go_to_a_folder_where_pages_type_it() -> None:

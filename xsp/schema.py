@@ -58,7 +58,7 @@ class Kind(str, enum.Enum):
 
 
 class Rule(str, enum.Enum):
-    """The evidence by which a span found its parent, strongest first; an orphan has none."""
+    """The evidence for the parent of a span, see docs/understand/correlation.md; an orphan has none."""
 
     EXPLICIT = "explicit"  # the collector or the caller named it
     CORRELATION = "correlation"  # device work takes the parent of its launch
@@ -92,16 +92,15 @@ DESCRIBING = {
     "`Scalar`, `ScalarList` or empty where an argument is no tensor",
     STRIDES: "of an operator: strides of its tensor arguments in elements, null where they are contiguous; "
     "absent if all are",
-    SCALARS: "of an operator: its arguments that are no tensors, null for tensors and for what torch.profiler does not "
-    "tell (texts, devices); numbers that are not finite are text; absent if all are null",
-    PARAMETERS: "of a module call: what the module says of its hyper-parameters (`extra_repr`), its first 200 letters, "
-    "without secrets",
+    SCALARS: "of an operator: its arguments that are not tensors; null for tensors and for arguments that are not "
+    "recorded (texts, devices); numbers that are not finite are text; absent if all are null",
+    PARAMETERS: "of a module call: its hyper-parameters (`extra_repr`), the first 200 characters, without secrets",
     OUTPUTS: "of a module call: shapes of the tensors that it returned",
-    GIVEN: "of a module call inside another: a number for each tensor that it was given, the same within a step for "
-    "the same tensor that nothing wrote to meanwhile; what is written to tensors of inference mode is not seen",
-    RETURNED: "of a module call: the numbers of the tensors that it returned",
+    GIVEN: "of a module call inside another: a number for each input tensor, equal within a step for the same "
+    "tensor with the same content; writes to tensors of inference mode are not detected",
+    RETURNED: "of a module call: these numbers for the tensors that it returned",
 }
-"""Keys of the column `attributes` that steps that describe have, and the merged step from them; with the meaning."""
+"""Keys of the column `attributes` in describing steps, and in the merged step; with their meaning."""
 
 
 class Grade(str, enum.Enum):
@@ -137,7 +136,7 @@ COLUMNS: tuple[Column, ...] = (
         "xsp.parent_rule",
     ),
     Column("level", "SMALLINT", "where in the stack, see Level", "xsp.level"),
-    Column("kind", "VARCHAR", "what it is an interval of, see Kind", "xsp.kind"),
+    Column("kind", "VARCHAR", "what the interval is, see Kind", "xsp.kind"),
     Column("name", "VARCHAR", "full name: of the module in its model, of the operator, of the kernel"),
     Column("type", "VARCHAR", "class of the module, kind of primitive", "xsp.type"),
     Column("phase", "VARCHAR", "forward, backward or optimizer; null outside them", "xsp.phase"),
@@ -146,15 +145,13 @@ COLUMNS: tuple[Column, ...] = (
         "dur_ns", "BIGINT", "measured duration in nanoseconds, with the cost of the profiling in it", "xsp.duration_ns"
     ),
     Column("process", "BIGINT", "process id", "process.pid"),
-    Column("thread", "BIGINT", "thread id of the operating system; null where the source does not tell", "thread.id"),
+    Column("thread", "BIGINT", "thread id of the operating system; null if unknown", "thread.id"),
     Column("device", "INTEGER", "device index; null on the host", "cuda.device"),
     Column("stream", "BIGINT", "stream of the device; null on the host", "cuda.stream"),
     Column("step", "INTEGER", "number of the step in its run, from 0, warm-up counted", "xsp.step"),
-    Column("rank", "INTEGER", "number of the process in a distributed job; 0 where it is alone", "xsp.rank"),
+    Column("rank", "INTEGER", "number of the process in a distributed job; 0 if it is alone", "xsp.rank"),
     Column("rung", "SMALLINT", "deepest level whose collectors were on in that step", "xsp.rung"),
-    Column(
-        "timed", "BOOLEAN", "false in steps that describe (shapes, memory) and whose times do not count", "xsp.timed"
-    ),
+    Column("timed", "BOOLEAN", "false in describing steps (shapes, memory), whose times are not used", "xsp.timed"),
     Column("correlation_id", "BIGINT", "joins device work to its launch", "cuda.correlation_id"),
     Column("sequence_nr", "BIGINT", "joins a backward op to its forward op", "xsp.sequence_nr"),
     Column("forward_thread", "BIGINT", "thread on which the forward op of a backward op ran", "xsp.forward_thread"),
@@ -177,22 +174,22 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "alloc_bytes",
         "BIGINT",
-        "bytes that were newly allocated between start and end, on its thread; the devices' alone in a step that "
-        "allocates on any, else the host's",
+        "bytes that were newly allocated between start and end, on its thread; in a step that allocates on devices, "
+        "only those of devices",
         "xsp.alloc_bytes",
     ),
     Column("flops", "BIGINT", "floating-point operations that the span itself does, a multiply-add is 2", "xsp.flops"),
     Column("flops_source", "VARCHAR", "how flops are known: shapes, counter", "xsp.flops_source"),
     Column(
-        "dram_read_bytes", "BIGINT", "bytes that a device's memory was read for the span itself", "xsp.dram_read_bytes"
+        "dram_read_bytes", "BIGINT", "bytes read from the memory of a device for the span itself", "xsp.dram_read_bytes"
     ),
-    Column("dram_write_bytes", "BIGINT", "bytes that were written to a device's memory", "xsp.dram_write_bytes"),
+    Column("dram_write_bytes", "BIGINT", "bytes written to the memory of a device", "xsp.dram_write_bytes"),
     Column("bytes_source", "VARCHAR", "how the bytes are known: shapes, counter", "xsp.bytes_source"),
-    Column("occupancy", "DOUBLE", "active warps over the most that there could be, 0 to 1", "xsp.occupancy"),
+    Column("occupancy", "DOUBLE", "active warps divided by their maximum, 0 to 1", "xsp.occupancy"),
     Column(
         "occupancy_source", "VARCHAR", "how it is known: counter, or estimate from the launch", "xsp.occupancy_source"
     ),
-    Column("collector", "VARCHAR", "the collector or importer that saw it", "xsp.collector"),
+    Column("collector", "VARCHAR", "the collector or importer that recorded it", "xsp.collector"),
     Column("attributes", "VARCHAR", "what only this kind of span has, as a JSON object", "xsp.attributes"),
 )
 
@@ -231,23 +228,23 @@ LOOP_COLUMNS: tuple[Column, ...] = (
     Column(
         "steady",
         "BOOLEAN",
-        "bare, and so long after the last recorded step that it ran as if there had been none; null in a step that ran "
-        "while another one was being stored",
+        "bare, and long enough after the last recorded step to be unaffected by it; null in a step that ran while "
+        "another one was being stored",
     ),
     Column("start_ns", "BIGINT", "nanoseconds since the epoch"),
-    Column("dur_ns", "DOUBLE", "of the step itself"),
-    Column("before_ns", "DOUBLE", "from the end of the step before, less what xsp did in between; null for the first"),
-    Column("data_ns", "DOUBLE", "of both, waiting for the data loader"),
-    Column("own_ns", "DOUBLE", "what xsp itself took between the step before and this one"),
+    Column("dur_ns", "DOUBLE", "duration of the step"),
+    Column("before_ns", "DOUBLE", "time since the end of the step before, without the work of xsp; null for the first"),
+    Column("data_ns", "DOUBLE", "part of `before_ns` and `dur_ns` that is waiting for the data loader"),
+    Column("own_ns", "DOUBLE", "time of the work of xsp between the step before and this one"),
     Column("samples", "BIGINT", "samples in the step; null if unknown"),
     Column("status", "VARCHAR", "ok, error or unclosed"),
     Column(
         "faults",
         "DOUBLE",
-        "page faults of the process that needed no disk, since the end of the step before; null where xsp worked in "
-        "between, and where the system does not tell",
+        "page faults of the process that needed no disk, since the end of the step before; null if xsp worked in "
+        "between, or the system does not count them",
     ),
-    Column("system_ns", "DOUBLE", "time of the process's threads in the operating system meanwhile; null as before"),
+    Column("system_ns", "DOUBLE", "system time of the process's threads in the same interval; null in the same cases"),
 )
 """The table `loop`: a row for each step that the program ran, recorded or not; see `xsp.record.loop`."""
 

@@ -59,7 +59,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells; the page sorts and filters them."""
+    """A table, which can be sorted and filtered on the page."""
 
     columns: tuple[str, ...]
     """Names; `_ms`, `_us`, `_ns`, `_mib`, `_bytes`, `_percent` at the end are shown as the unit."""
@@ -70,7 +70,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """Figures that have one name and one colour, a value for each place of the chart."""
+    """A series of values with one name and one colour, a value for each position of the chart."""
 
     name: str
     values: tuple[float | None, ...]
@@ -82,7 +82,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing of one or more series over the same places."""
+    """A chart of one or more series over the same positions."""
 
     kind: str
     """How it is drawn.
@@ -111,7 +111,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Branch:
-    """A row of a tree, which opens."""
+    """A row of a tree, with the rows inside it."""
 
     name: str
     cells: tuple[Cell, ...] = ()
@@ -121,7 +121,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Tree:
-    """Rows inside rows, closed but for the outermost."""
+    """A tree of rows; only the outermost are open at first."""
 
     columns: tuple[str, ...]
     """Of the cells; the name of a row stands before them."""
@@ -137,7 +137,7 @@ Part: TypeAlias = Text | Table | Chart | Tree
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page."""
+    """A section of the report."""
 
     title: str
     parts: tuple[Part, ...]
@@ -165,19 +165,19 @@ def check(run: Path) -> None:
 
 
 def write(run: Path, name: str, section: Section) -> Path:
-    """Put a section into a run directory, in the place of the one that has the name there.
+    """Write a section into a run directory; an existing section of that name is replaced.
 
     Args:
         run: the run directory.
-        name: of the writer, small letters, digits and hyphens.
-        section: what the page shall show; numbers that are not finite become None.
+        name: name of the section: lower-case letters, digits and hyphens.
+        section: the section; numbers that are not finite become None.
 
     Returns:
         The path of the file.
 
     Raises:
-        UsageError: the name is none, or the section does not hold together (rows of other lengths, say).
-        OutputError: there is no run, or it cannot be written; what was there before is still there.
+        UsageError: the name is invalid, or the section is inconsistent (rows of different lengths, for example).
+        OutputError: there is no run, or the file cannot be written; an existing section is unchanged.
     """
     if not NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name of a section: small letters, digits and hyphens")

@@ -1,11 +1,11 @@
-"""What is wrong with a step, what it costs, and what to type: one advisor over questions that register themselves.
+"""Advice: what to change in a program, with the gain and the place, from questions that register themselves.
 
 >>> from xsp import advise, load                              # doctest: +SKIP
 >>> for piece in advise.of(load("runs/demo")).advice:         # doctest: +SKIP
 ...     print(piece.what, piece.gain.value, piece.do)
 
-A question is a function from what is asked about (a trace, or what a graph and a bound tell) to pieces of advice. It
-registers itself with the decorator `question`; entry points `xsp.questions` name the modules that hold questions.
+A question is a function from a trace, a graph or a bound (`Asked`) to pieces of advice. It registers itself with the
+decorator `question`; entry points `xsp.questions` name the modules that contain questions.
 """
 
 from __future__ import annotations

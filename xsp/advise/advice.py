@@ -25,7 +25,7 @@ class OfOthers(AnalysisError):
 
 
 class Needs(enum.IntEnum):
-    """What a question asks of: a trace alone, a graph, or a bound (a graph with timings)."""
+    """What a question needs: a trace alone, a graph, or a bound (a graph with timings)."""
 
     TRACE = 1
     GRAPH = 2
@@ -34,7 +34,7 @@ class Needs(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure in milliseconds of one step, with the ends of its 95 % interval."""
+    """A time in milliseconds per step, with its 95 % confidence interval."""
 
     low: float
     value: float
@@ -57,7 +57,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Place:
-    """Where: a module, an operator in it, and the spans there."""
+    """A place: a module, an operator in it, and their spans."""
 
     module: str | None = None
     op: str | None = None
@@ -71,7 +71,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Advice:
-    """What is wrong, where, what it costs, what to do about it, and what that does to results."""
+    """A piece of advice: the flaw, its place, the gain of a change, the change, and its effect on results."""
 
     question: str
     """Name of the question that it answers."""
@@ -122,7 +122,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Step:
-    """The time that gains are a part of."""
+    """The time of the step, of which gains are a part."""
 
     ms: Interval
     what: str = "step"
@@ -135,7 +135,7 @@ class Step:
 
 @dataclass
 class Asked:
-    """What is asked about: a trace, or a model without one. What is made from it is made once."""
+    """The subject of questions: a trace, or a model without one. Derived data is computed once."""
 
     trace: Trace | None
     source: str | None = None

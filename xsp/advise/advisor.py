@@ -54,14 +54,13 @@ def of(
     same_numbers: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Advised:
-    """Return what is advised about a trace, a run, a trace file or a model.
+    """Return the advice about a trace, a run, a trace file or a model, the largest gain first.
 
     Args:
-        what: a trace; what is asked about; or where it lies: a run, a trace file, and with the second line the name of
-            a model.
-        only: names of questions; all unless told otherwise.
-        most: leaves out questions that need more; `Needs.TRACE` asks those that a trace alone answers.
-        same_numbers: leaves out what changes results.
+        what: a trace, the path of a run or of a trace file, or the name of a model.
+        only: names of questions; default: all.
+        most: ask only questions that need no more than this; `Needs.TRACE`: those that a trace alone answers.
+        same_numbers: leave out advice that changes results.
         settings: see `Asked.settings`.
 
     Raises:

@@ -30,10 +30,10 @@ _COLUMNS = {
 
 @analysis("ledger", "Overhead ledger", Level.MODEL)
 def ledger(trace: Trace) -> Table:
-    """What each depth of recording adds to the step, with its interval, per span, and against the calibration.
+    """The overhead of each rung: what it adds to a step, with its interval, per span, and beside the calibration.
 
-    `deepest` says what is recorded in the steps of a row beside all that the rows before it record; `rung` is the set
-    of levels that are on, as docs/understand/concepts.md explains it. `added_percent` is of the step in the first row.
+    `deepest` is the level that the steps of a row record in addition to those of the row before; `rung` is the set of
+    recorded levels, see docs/understand/concepts.md. `added_percent` is of the step in the first row.
     `ns_per_span` is null where the interval does not lie above 0, and `why_null` says so.
     """
     rows: list[tuple[Any, ...]] = []

@@ -37,7 +37,7 @@ def _unseen(trace: Trace) -> str | None:
 
 @analysis("loop", "The program's loop", unless=_unseen)
 def program_loop(trace: Trace) -> Table:
-    """What an iteration takes as the program really ran, by kind of step: from steps that were not recorded.
+    """The time of an iteration as the program really ran, by kind of step, from steps that were not recorded.
 
     An iteration is a step and the time since the one before: waiting for data, moving it, logging. `percent_of_loop` is
     of the wall time of the whole loop, `steps` are all that ran, `low_ms` and `high_ms` are of the iteration.
@@ -45,8 +45,9 @@ def program_loop(trace: Trace) -> Table:
     together. `samples_from` is the source of the samples of a step: stated, the first dimension of its one input, or a
     guess from several calls. `figures_from` names the steps that are used: steady ones ran as if nothing were recorded.
     Times are null where no step ran bare, or only short ones right after recorded ones, which may take twice as long.
-    `page_faults` of an iteration needed no disk: memory that the allocator gave back and gets again; `system_ms` is the
-    time of all threads in the operating system. Both are null where the run did not count them.
+    `page_faults` is the number of page faults per iteration that needed no disk, mostly for memory that the allocator
+    returned and allocates again; `system_ms` is the time of all threads in the operating system. Both are null if the
+    run did not count them.
     """
     found = iterations(trace.con)
     several = len({each.rank for each in found}) > 1
@@ -77,12 +78,12 @@ def _unfollowed(trace: Trace) -> str | None:
 
 @analysis("between", "Lines of the program between steps", unless=_unfollowed)
 def lines_between_steps(trace: Trace) -> Table:
-    """Which lines ran between a recorded step and the next one, and how long: of the frames around the step.
+    """The lines of the program that ran between a recorded step and the next one, and their time.
 
-    What a line calls counts for it, waiting for data does not. `ms` is the mean over all gaps that were followed
-    (`gaps`), `percent` its share of what was seen in them, `seen` counts those in which the line ran. Lines after which
-    a step begins or ends are here with what they do outside it. `line` is the file, below the working directory or in
-    its package, and the number of the line.
+    The time of a line includes its calls, but not waiting for data. `gaps` is the number of gaps between steps in which
+    lines were traced, `seen` the number of those in which the line ran. `ms` is the mean over all of these gaps,
+    `percent` its share of all lines. A line that begins or ends a step is listed with its time outside the step. `line`
+    is the file, relative to the working directory or its package, and the line number.
     """
     every = trace.run.each_rank
     rows: list[tuple[Any, ...]] = []

@@ -35,12 +35,12 @@ def model_information(trace: Trace) -> Table:
 
     Latency (trimmed mean, its confidence interval, percentiles) comes from steady steps that were not recorded. If
     there are too few, or a device still works after the host's step has ended, it comes from steps with the model level
-    only; of steps below 3 ms from those that ran bare soon after a recorded one, which may take twice as long as
-    others: the interval then reaches down to half of that, and `health` says so.
+    only. For steps below 3 ms it comes from bare steps soon after a recorded one, which may take twice as long as
+    others: the interval is then extended down to half of it, and `health` says so.
     `samples_per_s` is batch size over latency, the throughput of the step alone. `loop_ms` is the time of an iteration
-    as the program ran, waiting for data and other time between steps included (see `loop`), and `loop_samples_per_s`
-    its throughput. Throughput is null if the batch size is unknown, and all of the loop if only short steps soon after
-    recorded ones tell of it, which may take twice as long as others. `samples_from` is the source of the batch size.
+    as the program ran, including waiting for data and other time between steps (see `loop`); `loop_samples_per_s` is
+    its throughput. Throughput is null if the batch size is unknown. The figures of the loop are null if there are only
+    short steps soon after recorded ones. `samples_from` is the source of the batch size.
     """
     rows = []
     for batch, durations, ends in _bare(trace) or _recorded(trace):

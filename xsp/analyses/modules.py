@@ -62,7 +62,7 @@ def modules_by_path(trace: Trace) -> Table:
 def modules_by_class(trace: Trace) -> Table:
     """Modules of one class together: time on the device with what is inside them, and on the host.
 
-    Columns are those of `modules`. What is inside several modules of a class counts once.
+    Columns are those of `modules`. Work inside several nested modules of a class counts once.
     """
     return _grouped(trace, _CLASS, {"class": "member"})
 

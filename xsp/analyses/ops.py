@@ -109,12 +109,12 @@ tells one row from another, since the same few names occur in all phases and wit
 def operators(trace: Trace) -> Table:
     """Operators of one name, shapes, element type and phase together: time on the device, rates, time on the host.
 
-    Of one step, with true times where they are known. `device_ms` is the time of the kernels and copies that the
-    operator itself launched, and `percent_of_device_time` its share of all device work, so that the rows add up to
-    100 %. Where there are several GPUs, the rows of all together name no `device`; those of each follow, with shares of
-    its own time, the calls that launched work on it, and nothing of the host. Work that no operator of the trace
-    launched (replayed graphs, for instance) has a row, `(no operator)`; work that a library launched outside of every
-    operator is listed under the call of the library. `dtype` is that of the first tensor.
+    The figures are those of one step, with true times where they are known. `device_ms` is the time of the kernels and
+    copies that the operator itself launched, and `percent_of_device_time` its share of all device work, so that the
+    rows add up to 100 %. With several GPUs, the rows of all together name no `device`; those of each follow, with
+    shares of its own time, the calls that launched work on it, and nothing of the host. Work that no operator of the
+    trace launched (replayed graphs, for instance) has a row, `(no operator)`; work that a library launched outside of
+    every operator is listed under the call of the library. `dtype` is that of the first tensor.
 
     `tflop_per_s` and `tb_per_s` are of the kernels of all calls together, over the time of those whose operations and
     bytes are known; `least_` and `most_` are of the slowest and the fastest call. `roof_percent` is their

@@ -114,11 +114,11 @@ def kernels_by_model(trace: Trace) -> Table:
 
     `latency_ms` lasts from the start of the step to the end of its last kernel, `host_ms` is the step's on the host.
     `kernel_ms` adds up the kernels of a device, `kernel_percent_of_wall` is the share of `latency_ms` in which any of
-    them ran: XSP's GPU latency percentage. Of several devices both are the mean. Over the runs of a sweep this is the
+    them ran: XSP's GPU latency percentage. With several devices both are means. Over the runs of a sweep this is the
     model roofline, see `xsp.analyses.model_roofline`.
 
     Without a device, `operators_ms` is the time of the outermost operators, and `covered_percent` the kernels' sum in
-    percent of it: 100, or more where primitives ran side by side. What is left of the step is Python, and waiting.
+    percent of it: 100, or more if primitives ran at the same time. The rest of the step is Python and waiting.
     """
     whole = "NULL::DOUBLE" if trace.has(Level.KERNEL) else WHOLE_NS
     return trace.sql(

@@ -1,4 +1,4 @@
-"""Blocks are timed once on a machine, by themselves, and their timings are kept.
+"""Timings of blocks: each distinct operator call is timed once per machine, in isolation, and the timing is kept.
 
 >>> from xsp import bench, graph
 >>> wanted = bench.specs(graph.of("torchvision:resnet50"))          # doctest: +SKIP

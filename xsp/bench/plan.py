@@ -50,17 +50,17 @@ def specs(
     variants: Sequence[str] = (AS_RUN,),
     runtime: str = "torch",
 ) -> list[tuple[Spec, int]]:
-    """Return what a graph consists of: different specs, in the order of first appearance, with how often each occurs.
+    """Return the distinct specs of a graph in the order of first appearance, each with the number of its occurrences.
 
     Args:
-        graph: any; of one whose order alone is known each call stands for itself.
-        granularity: computing calls of a block.
-        stride: from one block to the next; as many as a block has unless told otherwise.
-        state: of the caches. `chain` becomes `warm` where the weights of the whole graph stay in the caches of the
-            cores, so that a step finds them there.
-        threads: as many as the process may use unless told otherwise.
-        variants: names, see `xsp.bench.variants`; each stands for those blocks that it may change.
-        runtime: of `xsp.runtimes`.
+        graph: the graph; if only the order of its calls is known, each call is a block of its own.
+        granularity: computing calls per block.
+        stride: computing calls from the start of one block to the next; default: the granularity.
+        state: state of the caches. `chain` becomes `warm` if the weights of the whole graph fit into the caches of the
+            cores, where a step finds them.
+        threads: number of threads; default: as many as the process may use.
+        variants: names, see `xsp.bench.variants`; each applies to the blocks that it can change.
+        runtime: name in the entry points `xsp.runtimes`.
 
     Raises:
         GraphError: a granularity below 1.
@@ -142,22 +142,22 @@ def fill(
     limits: Limits | None = None,
     in_order: bool = False,
 ) -> list[Timing]:
-    """Time specs that have no timing yet, most valuable first, and keep what came of them.
+    """Time specs that have no timing yet, the most expensive first, and keep the timings.
 
-    Worth is how often a spec occurs, times its roofline time. What the time was not enough for stays missing. Before
-    all others `overheads` are timed, once for each number of threads, and kept.
+    The order follows from the number of occurrences times the roofline time. Specs for which the time was not enough
+    stay missing. The `overheads` are timed first, once for each number of threads.
 
     Args:
-        wanted: specs, or pairs of a spec and how often it occurs, as `specs` returns them.
-        timings: what is known, and where it is kept; after each sitting, so that nothing is lost.
-        seconds: to spend, starting of processes included.
+        wanted: specs, or pairs of a spec and the number of its occurrences, as `specs` returns them.
+        timings: the existing timings, to which new ones are added during the work.
+        seconds: time to spend, including the start of processes.
         progress: see `Progress`.
-        again: time those too that have a timing.
-        limits: of one spec, see `xsp.bench.turns`.
-        in_order: as they are given, instead of the most valuable first.
+        again: repeat existing timings too.
+        limits: limits of one spec, see `xsp.bench.turns`.
+        in_order: time specs in the given order instead of the most expensive first.
 
     Returns:
-        The new timings of what was asked for, also of what failed.
+        The new timings of the wanted specs, including failed ones.
 
     Raises:
         BenchError: no time, no such runtime, torch is not installed, or timings cannot be written.

@@ -23,7 +23,7 @@ RUNTIMES = "xsp.runtimes"
 
 
 class CacheState(str, enum.Enum):
-    """Where the inputs of a block lie when it begins."""
+    """Where the inputs of a block are when it begins."""
 
     WARM = "warm"
     """Weights and activations as the call before left them."""
@@ -36,7 +36,7 @@ class CacheState(str, enum.Enum):
 
 
 class Status(str, enum.Enum):
-    """What came of a spec. None of them is a time of zero."""
+    """The outcome of timing a spec. A missing time is None, never 0."""
 
     OK = "ok"
     MISSING = "missing"
@@ -65,7 +65,7 @@ TIMED = frozenset([Status.OK, Status.UNSTABLE, Status.QUICK])
 
 @dataclass(frozen=True)
 class Spec:
-    """A block, and how it is timed."""
+    """A block, and the conditions under which it is timed."""
 
     block: Block
     variant: str = AS_RUN
@@ -112,7 +112,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Timing:
-    """What came of a spec. Figures are nanoseconds of one run of the block, and None unless the status has some."""
+    """The timing of a spec. Figures are nanoseconds per run of the block; None if the status has none."""
 
     key: str
     """Of the spec."""

@@ -150,19 +150,19 @@ def construct(
     glue_ns: float | None = None,
     partial: bool = False,
 ) -> Construction:
-    """Return the time of a model as the sum of its blocks.
+    """Return the estimated time of a step as the sum of its blocks, in nanoseconds.
 
     Args:
-        graph: of the model.
-        timings: where the blocks are looked up.
-        granularity: computing calls of a block, G; the last one of a phase may have fewer.
+        graph: graph of the model.
+        timings: timings of the blocks.
+        granularity: computing calls per block, G; the last block of a phase may have fewer.
         how: state of the caches, threads, variant and runtime of the timings.
-        only: keys of specs that may be used, see `elsewhere`; all of them unless told otherwise.
-        glue_ns: what the framework adds to a step, see `xsp.bound.timed.framework`; unknown unless told.
-        partial: give the sum of what is known below `ENOUGH` of the time too.
+        only: keys of specs that may be used, see `elsewhere`; default: all.
+        glue_ns: time that the framework adds to a step, see `xsp.bound.timed.framework`; None: unknown.
+        partial: return the sum as a lower limit if less than `ENOUGH` of the time is known.
 
     Raises:
-        GraphError: a granularity below 1, or a graph without computing calls.
+        GraphError: the granularity is below 1, or the graph has no computing calls.
     """
     found = _windows(graph, timings, granularity, None, how or How(), only)
     if not found:
@@ -192,7 +192,7 @@ def module_calls(graph: Graph) -> int:
 def elsewhere(
     others: Iterable[Graph], granularity: int, *, how: How | None = None, stride: int | None = None
 ) -> frozenset[str]:
-    """Return the keys of all specs that other models consist of: what `construct` may use of timings taken for them."""
+    """Return the keys of all specs of other models, for the argument `only` of `construct`."""
     used = how or How()
     return frozenset(
         used.spec(graph, block(graph, *ends)).key for graph in others for ends in windows(graph, granularity, stride)

@@ -98,23 +98,23 @@ def of(
     progress: Progress = lambda what, done, total: None,
     **of_model: Any,
 ) -> Curve:
-    """Return the construction of a model for blocks of 1 to `most` calls, against the step of a run of it.
+    """Return the estimates of a step from blocks of 1 to `most` calls, and their errors against a run of it.
 
     Args:
-        what: as `xsp.graph.of` takes it, or a run.
-        args: arguments of a module.
-        fill: seconds to spend on blocks without a timing, small ones first; none unless told otherwise.
-        trace: of a run of that graph, or where it lies.
-        timings: an open data base, or its folder; the default one unless told otherwise.
-        like: hash of an environment whose timings stand in where there are none of this one.
-        threads: with which the step runs; as the run did, else all cores.
-        most: calls of the largest blocks.
+        what: as in `xsp.graph.of`, or a run.
+        args: positional arguments of a module.
+        fill: seconds to spend on missing timings of blocks, small blocks first; default: none are taken.
+        trace: a trace of a run of the same step, or its path.
+        timings: open timings, or their folder; default: the folder of this user.
+        like: hash of an environment whose timings are used where this one has none.
+        threads: threads of the step; default: those of the run, otherwise all cores.
+        most: number of calls of the largest blocks.
         progress: called while timings are taken.
         of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
 
     Raises:
         GraphError: there is no graph, no call in it computes anything, or the run is of another machine.
-        BenchError: timings cannot be had.
+        BenchError: timings cannot be read or taken.
     """
     from xsp import bench
     from xsp.bench.plan import overheads
@@ -184,11 +184,11 @@ def cost(
     *,
     how: How | None = None,
 ) -> Cost:
-    """Return what timing the different blocks of models costs against running the models, for the same repetitions.
+    """Return the cost of timing the distinct blocks of models once, compared with running one step of each model.
 
     Args:
-        graphs: of the models.
-        timings: where the blocks are looked up.
+        graphs: graphs of the models.
+        timings: timings of the blocks.
         steps_ns: measured steps by the names of the graphs.
         granularity: computing calls of a block.
         how: of the timings.

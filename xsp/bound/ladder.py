@@ -79,7 +79,7 @@ Figures = Sequence[Figure | None]
 
 @dataclass(frozen=True)
 class Difference:
-    """What lies between two rungs, by name; all of a ladder add up to its upper end less its lower one."""
+    """The named difference between two rungs; all of a ladder add up to its highest minus its lowest rung."""
 
     name: str
     below: Rung
@@ -94,7 +94,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Layer:
-    """A module, or an operator where the source tells no modules, with what its calls cost on each rung."""
+    """A module, or an operator if the source has no modules, with the time of its calls on each rung."""
 
     name: str
     nodes: tuple[int, ...]
@@ -107,7 +107,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Hole:
-    """Calls of an operator that have no figure, for one reason."""
+    """Calls of an operator without a time, with the reason."""
 
     op: str
     reason: str
@@ -118,17 +118,17 @@ class Hole:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a step costs at least, and why it costs more. Times are nanoseconds."""
+    """Estimates of the time of a step, and their differences. Times are nanoseconds."""
 
     graph: Graph
     rungs: Mapping[str, Total]
-    """By the names of `Rung`; each of them, with None where it cannot be had (`absent` says why)."""
+    """Totals by the names of `Rung`; without a figure where `absent` has a reason."""
 
     figures: Mapping[str, tuple[Figure | None, ...]]
-    """Of each node, of the rungs that have such."""
+    """Figures of each node, by rung."""
 
     counted: tuple[bool, ...]
-    """Whether each node does work."""
+    """Whether each node computes."""
 
     differences: tuple[Difference, ...]
     layers: tuple[Layer, ...]
@@ -138,7 +138,7 @@ class Bound:
     """Most expected time first: of the timings where there are some, else of the ceilings."""
 
     absent: Mapping[str, str] = field(default_factory=dict)
-    """Rung → why it is not there."""
+    """Rung → why it has no figure."""
 
     join: Join | None = None
     beats: int = 0

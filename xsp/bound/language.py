@@ -162,25 +162,25 @@ def of(
     """Return the curves of a language model.
 
     Args:
-        what: its name as `xsp.graph.of` takes it, or a module of transformers.
-        lengths: the least and the largest number of tokens, or all of at least three at which calls are timed.
+        what: name of the model as in `xsp.graph.of`, or a module of transformers.
+        lengths: the smallest and the largest number of tokens, or at least three lengths at which calls are timed.
         batch: sequences in a step.
-        fill: seconds to spend on timings that are missing; none unless told otherwise.
-        measure: seconds to spend on measuring whole steps at these lengths, in turns; none unless told otherwise.
-        device: whose quoted ceilings count in place of this machine's; there are no timings of it.
-        timings: an open data base, or its folder; the default one unless told otherwise.
-        like: hash of an environment whose timings stand in where there are none of this one.
-        threads: of a step; all cores unless told otherwise.
-        partial: figures below a coverage of 95 % too, which are at least so much.
-        skew: 0 if all experts are as likely; else the exponent of Zipf's law.
-        seed: of the weights.
+        fill: seconds to spend on missing timings; default: none are taken.
+        measure: seconds to spend on measuring whole steps at these lengths, in turns; default: none are measured.
+        device: use the published peak rates of this device instead of those of this machine, without timings.
+        timings: open timings, or their folder; default: the folder of this user.
+        like: hash of an environment whose timings are used where this one has none.
+        threads: threads of a step; default: all cores.
+        partial: return figures below a coverage of 95 % as lower limits.
+        skew: 0 if all experts are equally likely; otherwise the exponent of Zipf's law.
+        seed: seed of the weights.
         progress: called while something is timed.
 
     Raises:
-        ModelError: it is no language model that generates text.
-        GraphError: it cannot be captured.
-        UsageError: the lengths make no curve.
-        BenchError: timings cannot be had.
+        ModelError: the model does not generate text.
+        GraphError: the model cannot be captured.
+        UsageError: there are too few lengths for a curve.
+        BenchError: timings cannot be read or taken.
     """
     chosen = spaced(lengths)
     if device is not None and (fill is not None or measure is not None or like is not None):

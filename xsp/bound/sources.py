@@ -71,26 +71,25 @@ def of(
     progress: Progress = lambda what, done, total: None,
     **of_model: Any,
 ) -> Bound:
-    """Return the bound of a step.
+    """Return the bound of a step: the ladder from the peak rates of the machine to the measured time, in nanoseconds.
 
     Args:
-        what: as `xsp.graph.of` takes it: the name of a model, a path, a module with its arguments, a graph or a trace.
-        args: arguments of a module.
-        fill: seconds to spend on timings that are missing; none unless told otherwise.
-        trace: of a run of that graph, or where it lies, to be held against it.
-        device: whose quoted ceilings count, in place of those of this machine or of the run; there are no timings
-            of it.
-        granularity: calls of a block, for the rung `blocks`.
-        timings: an open data base, or its folder; the default one unless told otherwise.
-        like: hash of an environment whose timings stand in where there are none of this one.
-        threads: with which the step runs; as the run did, else all cores.
-        partial: totals below a coverage of 95 %, which are at least so much.
+        what: as in `xsp.graph.of`: the name of a model, a path, a module followed by its arguments, a graph or a trace.
+        args: positional arguments of a module.
+        fill: seconds to spend on missing timings; default: none are taken.
+        trace: a trace of a run of the same step, or its path, to compare with.
+        device: use the published peak rates of this device instead of those of this machine or run, without timings.
+        granularity: number of calls per block, for the rung `blocks`.
+        timings: open timings, or their folder; default: the folder of this user.
+        like: hash of an environment whose timings are used where this one has none.
+        threads: threads of the step; default: those of the run, otherwise all cores.
+        partial: return totals below a coverage of 95 % as lower limits.
         progress: called while timings are taken.
         of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
 
     Raises:
-        GraphError: there is no graph, or the trace is of another one.
-        BenchError: timings cannot be had.
+        GraphError: there is no graph, or the trace is of another step.
+        BenchError: timings cannot be read or taken.
         AnalysisError: there is no such device.
     """
     if fill is not None and not fill > 0:

@@ -23,7 +23,7 @@ Key = str | int
 
 @dataclass(frozen=True)
 class Figure:
-    """What a rung says of one node, in nanoseconds."""
+    """The time of one node on a rung, in nanoseconds."""
 
     ns: float
     half_ns: float = 0.0
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of how much of a graph something is known."""
+    """The share of a graph whose time is known."""
 
     nodes: int
     """Computing nodes that have a figure."""
@@ -60,7 +60,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Total:
-    """A rung over the whole graph, in nanoseconds; None where too little is known, or no data flow."""
+    """The time of the whole graph on a rung, in nanoseconds; None if too little or no data flow is known."""
 
     coverage: Coverage
     sequential: float | None

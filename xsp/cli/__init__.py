@@ -45,12 +45,15 @@ EXAMPLES = """examples:
   xsp export runs/demo --to http://localhost:4318   send it to Jaeger
   xsp import trace.json.gz -o runs/gpu              traces of other profilers
   xsp counters runs/train report.csv                add hardware counters
-  xsp mcp runs                                      answer an agent's questions
+  xsp mcp runs                                      answer MCP clients
   xsp serve                                         receive spans over OTLP
-  xsp graph torchvision:resnet50                    a model's calls and measures
-  xsp bench torchvision:resnet50 --budget 60s       time its calls, once
-  xsp evaluate check resnet18.yaml                  an evaluation's manifest
   xsp advise runs/demo                              what to change, best first
+  xsp graph torchvision:resnet50                    operators and measures
+  xsp bench torchvision:resnet50 --budget 60s       time each distinct call
+  xsp bound torchvision:resnet50 --fill 60s         least time of a step
+  xsp predict runs/train --ranks 8 --link nvlink4   a step on several ranks
+  xsp share serve                                   one copy of weights
+  xsp evaluate run resnet18.yaml                    evaluate a manifest
   xsp doctor                                        what can be recorded here
 """
 
@@ -182,7 +185,8 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
     """
     parser = _Parser(
         prog="xsp",
-        description="Profile deep learning across the stack, and know what the profiling costs.",
+        description="Profile PyTorch programs across the stack: where the time of a step goes, how reliable each "
+        "figure is, and what to change.",
         epilog=EXAMPLES,
         formatter_class=_Help,
     )

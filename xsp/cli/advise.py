@@ -1,20 +1,20 @@
-"""Say what is wrong with a step, what it costs, and what to type: the best first.
+"""List what to change in a program, with the gain and the place, the largest gain first.
 
-Each piece of advice has its gain in milliseconds of a step with an interval, or a bound ("at most"), the modules and
-spans that it is about, and the figures that it rests on. What a trace alone tells is asked of any trace; what needs
-timings of single calls is asked where `xsp bench` has taken them.
+Each piece of advice has its gain in milliseconds of a step, as an estimate with a confidence interval or as an upper
+limit ("at most"), the modules and spans concerned, and the figures behind it. Some questions are answered from any
+trace, others need timings of single calls: --fill takes them, as `xsp bench` does.
 
 examples:
-  xsp advise runs/demo                              everything, the best first
-  xsp advise runs/demo --only data --only stall     these questions alone
+  xsp advise runs/demo                              all advice, the best first
+  xsp advise runs/demo --only data --only stall     only these questions
   xsp advise runs/demo --fill 60s                   times single calls first: layouts, threads, precision
-  xsp advise runs/demo --same-numbers               nothing that changes results
+  xsp advise runs/demo --same-numbers               only what does not change results
   xsp advise trace.json.gz                          another profiler's trace
-  xsp advise torchvision:resnet50                   a model, from timings alone
+  xsp advise torchvision:resnet50                   a model, only from timings
   xsp advise runs/demo --format json --limit 3
   xsp advise runs/demo --try 3                      try the best three here, in turns
   xsp advise runs/train --try 3 --program 'python train.py --steps 50'
-  xsp advise --history                              how good advice has been here
+  xsp advise --history                              how accurate advice has been here
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from xsp.advise.advisor import Advised
     from xsp.advise.experiment import Plan
 
-SUMMARY = "what to change, what it gains, and where"
+SUMMARY = "list what to change, with the gain and the place"
 
 FORMATS = ("table", "json")
 OF_MODEL = ("batch", "train", "sequence", "threads", "timings", "device", "fill")
@@ -47,32 +47,45 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="?",
         metavar="SOURCE",
-        help="a run, a trace that xsp imports, or a model: torchvision:NAME, timm:NAME, transformers:NAME, "
+        help="a run, a trace of another profiler, or a model: torchvision:NAME, timm:NAME, transformers:NAME, "
         "path/to/file.py:function, an ONNX file, a program of torch.export (.pt2)",
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="QUESTION", help="ask this question; may be given several times"
     )
-    parser.add_argument("--same-numbers", action="store_true", help="nothing that changes results beyond rounding")
+    parser.add_argument(
+        "--same-numbers", action="store_true", help="only advice that changes results by rounding at most"
+    )
     parser.add_argument("--limit", type=options.rows, metavar="N", help="pieces of advice that are shown (default: 10)")
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
     parser.add_argument(
-        "--fill", type=seconds, metavar="TIME", help="time single calls that questions need first, for so long: 60s, 2m"
+        "--fill", type=seconds, metavar="TIME", help="first time single calls, for at most this long: 60s, 2m"
     )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
-    parser.add_argument("--device", metavar="NAME", help="ceilings of this device (H100, MI300X), for a trace of one")
-    tried = parser.add_argument_group("trials: the program without and with what is advised, in turns")
+    parser.add_argument("--device", metavar="NAME", help="peak rates of this device (H100, MI300X), for a device trace")
+    tried = parser.add_argument_group("trials: the program without and with a change, in turns")
     tried.add_argument(
-        "--try", type=int, dest="tries", metavar="N", help="try the best N pieces that can be applied from outside"
+        "--try", type=int, dest="tries", metavar="N", help="try the best N pieces that need no change of the code"
     )
-    tried.add_argument("--turns", type=int, metavar="N", help="of each trial at most; 3 to 100 (default: 6)")
     tried.add_argument(
-        "--program", metavar="COMMAND", help="the program, where the run does not tell it: 'python train.py --steps 50'"
+        "--turns", type=int, metavar="N", help="maximal number of turns of each trial, 3 to 100 (default: 6)"
     )
-    tried.add_argument("--history", action="store_true", help="show what was promised and gained by all trials here")
+    tried.add_argument(
+        "--program",
+        metavar="COMMAND",
+        help="command of the program, if the run does not know it: 'python train.py --steps 50'",
+    )
+    tried.add_argument(
+        "--history", action="store_true", help="list predicted and measured gain of all trials on this machine"
+    )
     tried.add_argument("-q", "--quiet", action="store_true", help="show no progress")
-    group = parser.add_argument_group("the model, where SOURCE is one")
-    group.add_argument("--threads", type=options.rows, metavar="N", help="of the step (default: as it ran, or all)")
+    group = parser.add_argument_group("the model, if SOURCE is one")
+    group.add_argument(
+        "--threads",
+        type=options.rows,
+        metavar="N",
+        help="threads of the step (default: those of the run, or all cores)",
+    )
     options.step_of_model(group)
     parser.set_defaults(sequence=None)  # a run has its own
 

@@ -1,23 +1,24 @@
-"""Time the calls of a model by themselves, those first that cost most, and keep the timings for this machine.
+"""Time each distinct operator call of a model in isolation, and keep the timings for this machine.
 
-Or time what is moved in memory, between processes, to storage, to devices and between ranks.
+`xsp bench transfers` and `xsp bench collectives` time copies in memory, between processes, to storage, to devices, and
+collectives between ranks.
 
-Each different call, or block of consecutive calls, is timed once, in a process beside. What has a timing already is not
-timed again, whichever model it was timed for. What cannot be timed is named, and has no figure.
+The most expensive calls come first. Existing timings are not repeated, even if they were taken for another model. Calls
+that cannot be timed are listed, and have no figure. The timings are used by `xsp bound` and `xsp advise`.
 
 examples:
   xsp bench torchvision:resnet50 --budget 60s
   xsp bench timm:vit_tiny_patch16_224 --batch 8 --threads 1,2
   xsp bench transformers:bert --train --budget 3m
-  xsp bench torchvision:resnet50 --granularity 1,4      blocks of four calls too
+  xsp bench torchvision:resnet50 --granularity 1,4      also blocks of four calls
   xsp bench torchvision:resnet50 --variants all         channels-last, without oneDNN, …
-  xsp bench --missing-of runs/demo                      what a run did, with its threads
+  xsp bench --missing-of runs/demo                      the calls of a run
   xsp bench transfers                                   memory, processes, storage, devices
   xsp bench collectives --ranks 2,4                     gloo on this machine
-  xsp bench transfers --families memory --list          what is known of them: --list, --check
-  xsp bench --list                                      which timings there are
-  xsp bench --check                                     takes 20 again, and compares
-  xsp bench --export timings.parquet                    --import FILE takes them in
+  xsp bench transfers --families memory --list          existing timings
+  xsp bench --list                                      existing timings by environment
+  xsp bench --check                                     repeats 20, and compares
+  xsp bench --export timings.parquet                    --import FILE reads it
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from xsp.errors import UsageError
 if TYPE_CHECKING:
     from xsp.bench.timings import Timings
 
-SUMMARY = "time a model's calls by themselves, and keep the timings"
+SUMMARY = "time each operator call of a model in isolation"
 
 FORMATS = ("table", "json")
 STATES = ("warm", "chain", "cold")
@@ -50,22 +51,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="?",
         metavar="SOURCE",
-        help="a model by name, a file or a run, as of xsp graph; transfers; or collectives",
+        help="what xsp graph takes: a model by name, a file or a run; or transfers, or collectives",
     )
-    parser.add_argument("--budget", default="60s", metavar="TIME", help="seconds or 90s, 2m to spend (default: 60s)")
-    parser.add_argument("--missing-of", metavar="RUN", help="what a run did, with its threads, in place of SOURCE")
-    parser.add_argument("--again", action="store_true", help="time those too that have a timing")
+    parser.add_argument("--budget", default="60s", metavar="TIME", help="time to spend: 90s, 2m (default: 60s)")
+    parser.add_argument(
+        "--missing-of", metavar="RUN", help="in place of SOURCE: the calls of this run, with its number of threads"
+    )
+    parser.add_argument("--again", action="store_true", help="repeat existing timings too")
     group = parser.add_argument_group("what is timed")
-    group.add_argument("--granularity", default="1", metavar="N,…", help="calls of a block, 1,4 (default: 1)")
+    group.add_argument("--granularity", default="1", metavar="N,…", help="calls per block, 1,4 (default: 1)")
     group.add_argument(
         "--state",
         choices=STATES,
         default="chain",
-        help="of the caches: chain, as in a step (default); warm; cold",
+        help="state of the caches: chain, as in a step (default); warm; cold",
     )
-    group.add_argument("--threads", metavar="N,…", help="1,2 (default: all cores that there are)")
+    group.add_argument("--threads", metavar="N,…", help="numbers of threads, 1,2 (default: all cores)")
     group.add_argument(
-        "--variants", metavar="NAMES", help="other ways to compute the same: names with commas, or all (default: none)"
+        "--variants",
+        metavar="NAMES",
+        help="other ways to compute the same result: names with commas, or all (default: none)",
     )
     group.add_argument("--runtime", default="torch", metavar="NAME", help="what runs the calls (default: torch)")
     group = parser.add_argument_group("transfers and collectives")
@@ -74,11 +79,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="memory, processes, storage, device, or single ones with commas (default: all)",
     )
-    group.add_argument("--ranks", default="2,3,4", metavar="N,…", help="of collectives (default: 2,3,4)")
     group.add_argument(
-        "--directory", type=Path, metavar="DIR", help="where storage is timed (default: the folder of temporary files)"
+        "--ranks", default="2,3,4", metavar="N,…", help="numbers of ranks of collectives (default: 2,3,4)"
     )
-    group.add_argument("--section", type=Path, metavar="RUN", help="show them on the page of this run too")
+    group.add_argument(
+        "--directory",
+        type=Path,
+        metavar="DIR",
+        help="where storage is timed (default: the directory of temporary files)",
+    )
+    group.add_argument("--section", type=Path, metavar="RUN", help="add the results to the report of this run")
     group = parser.add_argument_group("the model and its input")
     options.step_of_model(group)
     options.seeding(group)
@@ -87,13 +97,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--timings",
         type=Path,
         metavar="DIR",
-        help="their folder (default: the variable XSP_TIMINGS, or in the user's cache)",
+        help="folder of timings (default: the variable XSP_TIMINGS, or in the user's cache)",
     )
-    group.add_argument("--list", action="store_true", help="show which there are, by environment")
-    group.add_argument("--check", action="store_true", help="take 20 again, compare, keep nothing")
-    group.add_argument("--compact", action="store_true", help="write the files of this machine's timings as one")
-    group.add_argument("--export", type=Path, metavar="FILE", help="write all into one file")
-    group.add_argument("--import", type=Path, dest="import_", metavar="FILE", help="add those of such a file")
+    group.add_argument("--list", action="store_true", help="list the existing timings by environment")
+    group.add_argument("--check", action="store_true", help="repeat 20 timings, compare, keep nothing")
+    group.add_argument("--compact", action="store_true", help="merge the files of this machine into one")
+    group.add_argument("--export", type=Path, metavar="FILE", help="write all timings into one file")
+    group.add_argument("--import", type=Path, dest="import_", metavar="FILE", help="add the timings of such a file")
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 

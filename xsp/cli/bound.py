@@ -1,18 +1,19 @@
-"""Show what a step costs at least, rung by rung, and why it costs more.
+"""Estimate the least time of a step on this machine, and explain why the measured step takes longer.
 
-The ladder goes from the ceiling of the machine over timings of each call to the step as it was measured; each
-difference between two rungs has a name. Timings are those of `xsp bench`; what is missing is named; --fill takes it.
+The result is a ladder of estimates: the peak rates of the machine, the sum of each call's time in isolation, and the
+measured step. Each difference has a name, such as choice of algorithm or framework. Timings are those of `xsp bench`;
+missing ones are listed, and --fill takes them.
 
 examples:
-  xsp bound torchvision:resnet50                    from the timings that there are
-  xsp bound torchvision:resnet50 --fill 60s         and times what is missing first
+  xsp bound torchvision:resnet50                    from existing timings
+  xsp bound torchvision:resnet50 --fill 60s         times missing calls first
   xsp bound timm:vit_tiny_patch16_224 --batch 8 --train
-  xsp bound timm:vit_tiny_patch16_224 --train --phases      what each layer takes, and its gradients
-  xsp bound runs/demo                               joined with its trace, layer by layer
-  xsp bound model.onnx --run runs/mine              a graph, held against a run of it
-  xsp bound trace.json.gz --device H100             ceilings of a device, for another profiler's trace
+  xsp bound timm:vit_tiny_patch16_224 --train --phases      by layer, with gradients
+  xsp bound runs/demo                               a run, layer by layer
+  xsp bound model.onnx --run runs/mine              a graph, compared with a run of it
+  xsp bound trace.json.gz --device H100             peak rates of a device, for another profiler's trace
   xsp bound runs/demo --curve --fill 5m             the step from blocks of 1 to 16 calls
-  xsp bound transformers:gpt2 --decode 64:1024      a language model over the number of tokens
+  xsp bound transformers:gpt2 --decode 64:1024      a language model by number of tokens
   xsp bound runs/demo --format json
   xsp bound runs/demo --html bound.html
 """
@@ -32,7 +33,7 @@ from xsp.errors import UsageError
 if TYPE_CHECKING:
     from xsp.bound import Bound
 
-SUMMARY = "what a step costs at least, and why it costs more"
+SUMMARY = "estimate the least time of a step, and explain the rest"
 
 FORMATS = ("table", "json")
 
@@ -67,53 +68,64 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, an ONNX file, a program of "
         "torch.export (.pt2), a run or a trace, or a saved graph",
     )
-    parser.add_argument("--fill", type=seconds, metavar="TIME", help="time what is missing first, for so long: 60s, 2m")
-    parser.add_argument("--run", type=Path, metavar="RUN", help="a run or a trace of SOURCE, to hold it against")
     parser.add_argument(
-        "--device", metavar="NAME", help="ceilings of this device (H100, MI300X), as its maker states them"
+        "--fill", type=seconds, metavar="TIME", help="first time missing calls, for at most this long: 60s, 2m"
+    )
+    parser.add_argument("--run", type=Path, metavar="RUN", help="a run or a trace of SOURCE to compare with")
+    parser.add_argument(
+        "--device", metavar="NAME", help="peak rates of this device (H100, MI300X) as stated by its manufacturer"
     )
     parser.add_argument(
-        "--construct", type=options.rows, metavar="G", help="a rung from timings of blocks of so many calls"
+        "--construct", type=options.rows, metavar="G", help="also estimate the step from blocks of G calls"
     )
     parser.add_argument(
         "--curve",
         action="store_true",
-        help="the step from blocks of 1 to 16 calls: time, error against a run, best cover",
+        help="estimate the step from blocks of 1 to 16 calls, with the error against a run",
     )
     parser.add_argument(
         "--phases",
         action="store_true",
-        help="of a training step: forward, backward and update, in all and of each layer, with its gradients",
+        help="forward, backward and update of a training step, in total and by layer, with gradients",
     )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
+    parser.add_argument("--like", metavar="HASH", help="use timings of this environment where this machine has none")
     parser.add_argument(
-        "--like", metavar="HASH", help="timings of this environment where there are none of this machine"
+        "--partial",
+        action="store_true",
+        help="print totals although less than 95 %% of the time is known, as lower limits",
     )
     parser.add_argument(
-        "--partial", action="store_true", help="totals of which less than 95 %% is known too: at least so much"
-    )
-    parser.add_argument(
-        "--threads", type=options.rows, metavar="N", help="of the step (default: as the run had, or all)"
+        "--threads",
+        type=options.rows,
+        metavar="N",
+        help="threads of the step (default: those of the run, or all cores)",
     )
     options.step_of_model(parser)
     options.sizes(parser)
     parser.add_argument(
-        "--prefill", type=lengths, metavar="N", help="of a language model of transformers: the step that reads N tokens"
+        "--prefill",
+        type=lengths,
+        metavar="N",
+        help="language models of transformers: the step that reads N tokens at once",
     )
     parser.add_argument(
         "--decode",
         type=lengths,
         metavar="N|A:B",
-        help="and the one that adds the N-th, with a cache of those before it; A:B: curves of both over the tokens",
+        help="language models: the step that adds the N-th token, with a cache of N - 1; A:B: curves of both steps",
     )
     parser.add_argument(
-        "--measure", type=seconds, metavar="TIME", help="with --decode A:B: measure whole steps in turns, for so long"
+        "--measure",
+        type=seconds,
+        metavar="TIME",
+        help="with --decode A:B: also measure whole steps in turns, for at most this long",
     )
     parser.add_argument(
         "--skew",
         type=float,
         metavar="S",
-        help="with --decode A:B: the i-th expert is chosen in proportion to i^-S (default: 0, all alike)",
+        help="with --decode A:B: the i-th expert is chosen with probability ~ i^-S (default: 0, equal)",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: ladder, waterfall by layer")
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
@@ -224,7 +236,7 @@ def _curve(given: argparse.Namespace) -> int:
 
 
 def _language(given: argparse.Namespace) -> int:
-    """Show the curves of a language model over the number of tokens."""
+    """Show the curves of a language model by number of tokens."""
     from xsp.bound import language, languagetext
     from xsp.report import html
 

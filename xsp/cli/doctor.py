@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-SUMMARY = "what can be recorded on this machine, and what cannot"
+SUMMARY = "show what can be recorded on this machine"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

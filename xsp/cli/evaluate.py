@@ -1,19 +1,19 @@
-"""Evaluate models as manifests say: the same evaluation anywhere, and again.
+"""Evaluate models by manifests, so that an evaluation can be repeated and compared.
 
-A manifest (YAML) says what to evaluate: model, software, hardware, data and load. Results are kept under the hash of
-its canonical form, one directory each.
+A manifest is a YAML file that says what to evaluate: model, software, hardware, data and load. Each result has a
+directory, named after the hash of the manifest.
 
 examples:
-  xsp evaluate check resnet18.yaml          what is wrong with it, and who can run it
-  xsp evaluate run resnet18.yaml            carry it out, and keep the result
-  xsp evaluate list                         what was found
-  xsp evaluate compare 4f1c-0001 77aa-0001  two results, and what differs
+  xsp evaluate check resnet18.yaml          check it, and who can run it
+  xsp evaluate run resnet18.yaml            run it, and keep the result
+  xsp evaluate list                         list the results
+  xsp evaluate compare 4f1c-0001 77aa-0001  compare two results
   xsp evaluate leaderboard --task image-classification
   xsp evaluate run --set builtin            132 manifests that need nothing else
-  xsp evaluate pitfalls                     what small differences before the model cost
-  xsp evaluate reproduce 4f1c               carry it out again, and judge the difference
+  xsp evaluate pitfalls                     effects of preprocessing
+  xsp evaluate reproduce 4f1c               run it again: same or different?
   xsp evaluate serve                        all of it in a browser, and over REST
-  xsp evaluate agent --ray auto             an agent on this machine of a Ray cluster
+  xsp evaluate agent --ray auto             start an agent of a Ray cluster here
   xsp evaluate schema                       the JSON Schema of manifests
 """
 
@@ -23,7 +23,7 @@ import argparse
 
 from xsp.cli import progress
 
-SUMMARY = "evaluate models as manifests say, and keep the results"
+SUMMARY = "evaluate models by manifests, and keep the results"
 
 PARTS = {
     "check": "xsp.cli.evaluate_check",

@@ -1,7 +1,7 @@
-"""Start an agent on this machine of a Ray cluster; it stays when this command ends.
+"""Start an agent of a Ray cluster on this machine; it continues when this command ends.
 
-It carries out what `xsp evaluate run --ray ADDRESS` puts to it. Files that manifests name are looked for in its folder;
-programs that they name run only with --trust.
+It runs the manifests that `xsp evaluate run --ray ADDRESS` sends to it. Files that manifests name are searched in its
+folder; programs that they name run only with --trust.
 
 examples:
   ray start --head                                   a cluster of this machine
@@ -18,17 +18,24 @@ from pathlib import Path
 
 from xsp.cli import evaluate_run, progress
 
-SUMMARY = "start an agent on this machine of a Ray cluster"
+SUMMARY = "start an agent of a Ray cluster on this machine"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--ray", required=True, metavar="ADDRESS", help="of the cluster; auto finds it")
-    parser.add_argument("--name", metavar="NAME", help="of the agent (default: that of the machine)")
+    parser.add_argument("--ray", required=True, metavar="ADDRESS", help="address of the cluster; auto finds it")
+    parser.add_argument("--name", metavar="NAME", help="name of the agent (default: that of the machine)")
     parser.add_argument(
-        "--label", action="append", default=[], type=evaluate_run.label, metavar="NAME=VALUE", help="for hardware"
+        "--label",
+        action="append",
+        default=[],
+        type=evaluate_run.label,
+        metavar="NAME=VALUE",
+        help="label that hardware.labels of a manifest can require",
     )
-    parser.add_argument("--folder", type=Path, default=Path(), metavar="DIR", help="of files (default: here)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(), metavar="DIR", help="folder of files that manifests name (default: here)"
+    )
     parser.add_argument("--trust", action="store_true", help="run programs that manifests name")
     parser.add_argument("--stop", metavar="NAME", help="end an agent instead")
 

@@ -1,4 +1,4 @@
-"""List the agents of a Ray cluster: what each has, and its labels.
+"""List the agents of a Ray cluster, with their hardware, software and labels.
 
 examples:
   xsp evaluate agents --ray auto
@@ -11,12 +11,12 @@ import json
 
 from xsp.cli import progress
 
-SUMMARY = "the agents of a Ray cluster"
+SUMMARY = "list the agents of a Ray cluster"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--ray", required=True, metavar="ADDRESS", help="of the cluster; auto finds it")
+    parser.add_argument("--ray", required=True, metavar="ADDRESS", help="address of the cluster; auto finds it")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 

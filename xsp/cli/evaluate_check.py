@@ -1,10 +1,10 @@
 """Check a manifest: its fields, and whether this machine satisfies it.
 
-Manifests of MLModelScope and DLSpec are read too. Exit code 0: it can run here; 3: it is a manifest, and cannot.
+Manifests of MLModelScope and DLSpec are accepted too. Exit code 0: it can run here; 3: it is valid, but cannot.
 
 examples:
   xsp evaluate check resnet18.yaml
-  xsp evaluate check resnet18.yaml --canonical        the same in our words, sorted
+  xsp evaluate check resnet18.yaml --canonical        as a sorted manifest of xsp
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from xsp.cli import progress
 
-SUMMARY = "what is wrong with a manifest, and who can run it"
+SUMMARY = "check a manifest, and who can run it"
 
 NOT_HERE = 3
 

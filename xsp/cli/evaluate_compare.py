@@ -1,6 +1,6 @@
-"""Compare results of evaluations: figures, outputs, and what differs in manifest, software and machine.
+"""Compare results of evaluations: figures, outputs, and differences in manifest, software and machine.
 
-Each is compared with the first.
+Each result is compared with the first.
 
 examples:
   xsp evaluate compare 4f1c2a9b03de-0001 4f1c2a9b03de-0002
@@ -14,13 +14,13 @@ import json
 
 from xsp.cli import evaluate_run, progress
 
-SUMMARY = "results side by side, and what differs"
+SUMMARY = "compare results side by side"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "result", nargs="+", metavar="RESULT", help="names or paths of results, or the begin of a manifest's identity"
+        "result", nargs="+", metavar="RESULT", help="names or paths of results, or the beginning of a manifest's hash"
     )
     evaluate_run.stored(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")

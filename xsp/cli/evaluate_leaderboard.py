@@ -1,11 +1,11 @@
 """Show the results of a task in order, the best first.
 
-A row is of one manifest, batch size, software and machine: results of other versions have a row of their own.
+There is a row per manifest, batch size, software and machine.
 
 examples:
   xsp evaluate leaderboard --task image-classification
   xsp evaluate leaderboard --by p99_ms
-  xsp evaluate leaderboard --by rate            of searches for the highest rate
+  xsp evaluate leaderboard --by rate            results of max-rate scenarios
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import json
 
 from xsp.cli import evaluate_run, options, progress
 
-SUMMARY = "results of a task in order"
+SUMMARY = "show the results of a task, the best first"
 
 BY = ("inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate", "top1")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--task", metavar="NAME", help="of the models (default: all)")
+    parser.add_argument("--task", metavar="NAME", help="task of the models (default: all)")
     parser.add_argument(
         "--by",
         choices=BY,
         default=BY[0],
-        help="what decides; rate: the highest one within a limit; top1: accuracy (default: inputs_per_s)",
+        help="figure to order by; rate: the highest rate within a limit; top1: accuracy (default: inputs_per_s)",
     )
     parser.add_argument("--rows", type=options.rows, default=40, metavar="N", help="rows to show (default: 40)")
     evaluate_run.stored(parser)

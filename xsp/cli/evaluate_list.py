@@ -12,7 +12,7 @@ import json
 
 from xsp.cli import evaluate_run, progress
 
-SUMMARY = "the results that there are"
+SUMMARY = "list the results"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,11 @@
-"""Show what small differences before the model cost: colour order, decoder, crop, resize, normalisation, layout.
+"""Show the effect of small differences in preprocessing: colour order, decoder, crop, resize, normalisation, layout.
 
-Images, weights and readout come from a seed, so that anyone gets the same table with the same versions. Of images of
-your own (--data) two thirds of each class fit the readout, and the others are put through each pipeline.
+Images, weights and readout come from a seed, so equal versions give equal tables. Of your own images (--data), two
+thirds of each class fit the readout, and the others go through each pipeline.
 
 examples:
   xsp evaluate pitfalls
-  xsp evaluate pitfalls --data photographs                  a folder with a folder of images for each class
+  xsp evaluate pitfalls --data photographs                  a subfolder of images per class
   xsp evaluate pitfalls --model timm:resnet10t --seed 7 --format json
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from xsp.cli import progress
 
-SUMMARY = "what small differences before the model cost"
+SUMMARY = "show the effect of small differences in preprocessing"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +26,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="torchvision:squeezenet1_1",
         metavar="MODEL",
-        help="of images, with weights from the seed (default: torchvision:squeezenet1_1)",
+        help="image model, with weights from the seed (default: torchvision:squeezenet1_1)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and images (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and images (default: 0)")
     parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="images by class, a folder for each (default: images from the seed)"
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder with a subfolder of images per class (default: images from the seed)",
     )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 

@@ -1,7 +1,7 @@
-"""Carry out a stored manifest again, and judge whether the result is the same.
+"""Run a stored manifest again, and judge whether the result is the same.
 
-Outputs and environment are judged by one repeat; latencies by several, up to --turns. Exit code 0: the same; 1:
-different; 3: nobody can tell.
+Outputs and environment are judged by one repeat, latencies by several, up to --turns. Exit code 0: the same; 1:
+different; 3: cannot tell.
 
 examples:
   xsp evaluate reproduce 4f1c2a9b03de-0001
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from xsp.evaluate.agents import Agent
     from xsp.evaluate.manifest import Manifest
 
-SUMMARY = "carry out a stored manifest again, and judge the difference"
+SUMMARY = "run a stored manifest again, and judge the difference"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("result", metavar="RESULT", help="name or path of a result")
-    parser.add_argument("--turns", type=options.rows, default=5, metavar="N", help="repeats at most (default: 5)")
+    parser.add_argument(
+        "--turns", type=options.rows, default=5, metavar="N", help="maximal number of repeats (default: 5)"
+    )
     parser.add_argument(
         "--folder", type=Path, default=Path(), metavar="DIR", help="where files of the manifest are (default: here)"
     )
@@ -39,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="local or process (default: process, a new one each time); with --ray one of its agents (default: the one "
         "that made the result, if it is there and satisfies the manifest, or any that does)",
     )
-    parser.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster, whose agents are meant; auto finds it")
+    parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster with the agents; auto finds it")
     evaluate_run.stored(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")

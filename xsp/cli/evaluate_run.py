@@ -1,15 +1,15 @@
-"""Carry out manifests, and keep the results.
+"""Run manifests, and keep the results.
 
-Latencies are of requests that nothing records; a trace is recorded in steps of its own, after them. A manifest goes to
-one agent, or with --agents all to each that satisfies it; for each other one the reasons are said.
+Latencies are measured without recording; a trace is recorded afterwards, in steps of its own. A manifest is given to
+one agent, or with --agents all to each that satisfies it; for the others the reasons are printed.
 
 examples:
   xsp evaluate run resnet18.yaml
   xsp evaluate run resnet18.yaml --agents process          in a process of its own
   xsp evaluate run resnet18.yaml --trace M/L/G --bound     with a trace and a bound
   xsp evaluate run manifests/*.yaml --store results
-  xsp evaluate run manifests/*.yaml --ray auto --agents any     by the agents of a cluster, each by one
-  xsp evaluate run --set builtin --missing --seconds 540    in parts: type it again
+  xsp evaluate run manifests/*.yaml --ray auto --agents any     on a cluster, each by one agent
+  xsp evaluate run --set builtin --missing --seconds 540    type it again to continue
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from xsp.evaluate.results import Result
     from xsp.launch.models import Progress
 
-SUMMARY = "carry out manifests, and keep the results"
+SUMMARY = "run manifests, and keep the results"
 
 STORE = Path("evaluations")
 
@@ -39,12 +39,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("manifest", nargs="*", type=Path, metavar="MANIFEST", help="YAML files")
     parser.add_argument(
-        "--set", choices=("builtin",), metavar="NAME", help="builtin: 44 models under three loads, from a seed"
+        "--set", choices=("builtin",), metavar="NAME", help="builtin: 44 models under three loads, weights from a seed"
     )
     parser.add_argument(
-        "--missing", action="store_true", help="only those without a result of this software on this machine"
+        "--missing", action="store_true", help="only manifests without a result of this software on this machine"
     )
-    parser.add_argument("--seconds", type=float, metavar="N", help="begin no further one after so long")
+    parser.add_argument("--seconds", type=float, metavar="N", help="begin no further manifest after this time")
     running(parser)
 
 
@@ -54,14 +54,19 @@ def running(parser: argparse.ArgumentParser) -> None:
         "--agents",
         default="local",
         metavar="NAMES",
-        help="local (this process, default), process (one of its own), or all that satisfy the manifest; with --ray "
-        "names of its agents, all, or any: one of them",
+        help="local (this process, default), process (a separate one), or all that satisfy the manifest; with --ray "
+        "names of its agents, all, or any (one of them)",
     )
-    parser.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster, whose agents are meant; auto finds it")
-    parser.add_argument("--trace", default="", metavar="LEVELS", help="record a trace too: M, M/L or M/L/G")
-    parser.add_argument("--bound", action="store_true", help="work out what a batch takes at least, too")
+    parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster with the agents; auto finds it")
+    parser.add_argument("--trace", default="", metavar="LEVELS", help="also record a trace: M, M/L or M/L/G")
+    parser.add_argument("--bound", action="store_true", help="also compute the bound of a batch, see xsp bound")
     parser.add_argument(
-        "--label", action="append", default=[], type=label, metavar="NAME=VALUE", help="of this machine, for hardware"
+        "--label",
+        action="append",
+        default=[],
+        type=label,
+        metavar="NAME=VALUE",
+        help="label of this machine that hardware.labels of a manifest can require",
     )
     stored(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
@@ -71,7 +76,7 @@ def running(parser: argparse.ArgumentParser) -> None:
 def stored(parser: argparse.ArgumentParser) -> None:
     """Add the option of every command that reads or writes results."""
     parser.add_argument(
-        "--store", type=Path, default=STORE, metavar="DIR", help="where results are (default: evaluations)"
+        "--store", type=Path, default=STORE, metavar="DIR", help="folder of results (default: evaluations)"
     )
 
 

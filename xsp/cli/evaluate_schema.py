@@ -11,7 +11,7 @@ import json
 
 from xsp.cli import progress
 
-SUMMARY = "the JSON Schema of manifests"
+SUMMARY = "print the JSON Schema of manifests"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,13 +1,13 @@
 """Serve evaluations in a browser and over REST: results, comparisons, new evaluations and their progress.
 
-It listens on loopback until Ctrl-C. Evaluations run one at a time, each in a process of its own. A manifest that comes
-in this way names a model with weights from a seed and synthetic data: nothing in it is run, and no file is read.
-REST is described at /api/openapi.json.
+It listens on loopback until Ctrl-C. Evaluations run one at a time, each in a separate process. A manifest that arrives
+in this way can only name a model with weights from a seed and synthetic data: no code of it is executed, and no file is
+read. /api/openapi.json describes the REST interface.
 
 examples:
   xsp evaluate serve
   xsp evaluate serve --folder results --port 9000
-  xsp evaluate serve --ray auto            agents of a Ray cluster carry evaluations out, too
+  xsp evaluate serve --ray auto            agents of a Ray cluster run evaluations too
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from xsp.cli import evaluate_run, progress
 from xsp.errors import UsageError
 
-SUMMARY = "evaluations in a browser, and over REST"
+SUMMARY = "show evaluations in a browser, and over REST"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,16 +30,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=evaluate_run.STORE,
         metavar="DIR",
-        help="where results are (default: evaluations)",
+        help="folder of results (default: evaluations)",
     )
-    parser.add_argument("--port", type=int, default=8610, metavar="N", help="to listen on; 0: any (default: 8610)")
+    parser.add_argument("--port", type=int, default=8610, metavar="N", help="port to listen on; 0: any (default: 8610)")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS",
-        help="to listen on; whoever reaches it can evaluate models (default: 127.0.0.1)",
+        help="address to listen on; everyone who reaches it can evaluate models (default: 127.0.0.1)",
     )  # fmt: skip
-    parser.add_argument(
-        "--ray", metavar="ADDRESS", help="of a Ray cluster, whose agents carry out evaluations too; auto finds it"
-    )
+    parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster whose agents run evaluations too; auto finds it")
 
 
 def run(given: argparse.Namespace) -> int:

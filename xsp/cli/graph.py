@@ -1,7 +1,7 @@
-"""Show the calls of a step as a graph: layers, parameters, FLOPs, bytes, longest path, unique layers.
+"""Show the operators of a step as a graph: layers, parameters, FLOPs, bytes, longest path, distinct layers.
 
-Nothing is timed. A model by name runs one step on tensors without values, so that it needs neither a device nor memory
-for its weights, which are never loaded.
+Nothing is timed. A model by name runs one step on tensors without values, so it needs neither a device nor memory for
+weights; weights are never loaded.
 
 examples:
   xsp graph torchvision:resnet50
@@ -10,18 +10,18 @@ examples:
   xsp graph transformers:gpt2 --decode 512              a language model adds the 512th token
   xsp graph torchvision:resnet50 --save resnet50.json   keep it; a saved graph is a source too
   xsp graph resnet50.json --format json
-  xsp graph resnet50.json --html resnet50.html          a page: modules that open, longest path
+  xsp graph resnet50.json --html resnet50.html          a page with a tree of modules
   xsp graph model.onnx --batch 8
   xsp graph program.pt2
   xsp graph runs/demo                                   a run, or a trace of another profiler
   xsp graph runs/demo --compare torchvision:resnet50    calls and measures that differ
-  xsp graph file.py:model --by export --compare file.py:model    what torch.export makes of it
-  xsp graph torchvision:resnet50 --section runs/demo    show it on the page of a run
-  xsp graph file.py:model --rewrite                     what it could do without
-  xsp graph --all torchvision,timm --out corpus         all their models; goes on where it stopped
+  xsp graph file.py:model --by export --compare file.py:model    the graph of torch.export
+  xsp graph torchvision:resnet50 --section runs/demo    add it to the report of a run
+  xsp graph file.py:model --rewrite                     calls that could be removed
+  xsp graph --all torchvision,timm --out corpus         all models; type it again to continue
   xsp graph corpus                                      which layers they share
-  xsp graph corpus --only 'torchvision:resnet*'         of some of them
-  xsp graph corpus --against latencies.csv              which measure follows latency
+  xsp graph corpus --only 'torchvision:resnet*'         the same for some models
+  xsp graph corpus --against latencies.csv              which measure correlates with latency
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from xsp.graph.node import Graph
     from xsp.graph.sharing import Corpus
 
-SUMMARY = "show a model's calls, data flow and measures, untimed"
+SUMMARY = "show the operators of a model, their data flow and measures"
 
 FORMATS = ("table", "json")
 
@@ -60,15 +60,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         metavar="SOURCES",
-        help="all models of torchvision, timm, transformers, micro; several with commas: their graphs, measures.jsonl",
+        help="capture all models of torchvision, timm, transformers or micro; several with commas",
     )
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="DIR", help="with --all: the folder; what is there already is not made again"
+        "-o", "--out", type=Path, metavar="DIR", help="with --all: the folder; existing graphs are kept"
     )
     parser.add_argument(
         "--only",
         metavar="PATTERNS",
-        help="of a folder that --all wrote: models with these names, 'timm:vit*,timm:deit*'",
+        help="of a folder that --all wrote: only models with these names, 'timm:vit*,timm:deit*'",
     )
     parser.add_argument(
         "--against",
@@ -81,25 +81,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--html",
         type=Path,
         metavar="FILE",
-        help="write a page: measures and modules that open; of a folder: its charts",
+        help="write a page: measures and a tree of modules; for a folder, its charts",
     )
     parser.add_argument("--dot", type=Path, metavar="FILE", help="write it for Graphviz: dot -Tsvg FILE")
+    parser.add_argument("--section", type=Path, metavar="RUN", help="add it to the report of this run")
     parser.add_argument(
-        "--section", type=Path, metavar="RUN", help="write it into a run directory, for the page that xsp report makes"
-    )
-    parser.add_argument(
-        "--compare", metavar="OTHER", help="show what differs in another source, made with the same options"
+        "--compare", metavar="OTHER", help="print the differences to another source, with the same options"
     )
     parser.add_argument(
         "--by",
         choices=("capture", "export"),
         default="capture",
-        help="how SOURCE becomes a graph: its step is watched (default), or by torch.export, to --compare with",
+        help="capture runs the step and records its operators (default); export uses torch.export, to --compare with",
     )
     parser.add_argument(
         "--rewrite",
         action="store_true",
-        help="show the calls that it could do without, and the measures before and after",
+        help="print calls that could be removed or replaced, and the measures before and after",
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 

@@ -1,9 +1,8 @@
 """Answer questions about runs and traces over the Model Context Protocol (MCP), on stdin and stdout.
 
-An MCP client starts it, and asks for a summary, what is doubtful, where the time goes, advice, tables, a comparison of
-two runs, and spans by their ids. It reads the runs and traces that are named, and those in folders that are named;
-nothing else, and it changes nothing. Answers are JSON in one form (docs/use/agents.md), bounded in size and time. Logs
-go to stderr.
+An MCP client starts it, and can ask for a summary, doubtful or missing data, where the time goes, advice, tables, a
+comparison of two runs, and spans by their ids. It reads only the given runs, traces and folders, and changes nothing.
+Answers are JSON in one form (docs/use/agents.md), limited in size and time. Logs go to stderr.
 
 It needs the extra `mcp`: pip install 'xsp[mcp]'.
 
@@ -33,13 +32,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="PATH",
-        help="run directory, trace that xsp imports, or folder of them; nothing else can be read",
+        help="run directory, trace of another profiler, or folder of these; nothing else can be read",
     )
     parser.add_argument(
-        "--seconds", type=float, default=60.0, metavar="N", help="what an answer may take (default: 60)"
+        "--seconds", type=float, default=60.0, metavar="N", help="time limit of an answer (default: 60)"
     )
     parser.add_argument(
-        "--kib", type=options.rows, default=48, metavar="N", help="size of an answer at most, in KiB (default: 48)"
+        "--kib", type=options.rows, default=48, metavar="N", help="maximal size of an answer, in KiB (default: 48)"
     )
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of all answers, and end")
 

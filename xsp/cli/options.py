@@ -45,7 +45,7 @@ def recording(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--keep-arguments",
         action=_KeepArguments,
-        help="keep values of the program's arguments in the run; numbers, switches and models are kept without it",
+        help="keep all values of the program's arguments in the run, not only numbers, switches and models",
     )
     group.add_argument(
         "--levels",
@@ -55,7 +55,7 @@ def recording(parser: argparse.ArgumentParser) -> None:
         "model/layer/op",
     )
     group.add_argument(
-        "--warmup", type=int, metavar="N", help="warm-up steps, which are not kept (default: 1 per rung)"
+        "--warmup", type=int, metavar="N", help="warm-up steps, which are not kept (default: 1 per set of levels)"
     )
     group.add_argument(
         "--seed", type=int, default=Settings.seed, metavar="N", help="seed of the weights and of the order of levels"
@@ -74,7 +74,7 @@ def recording(parser: argparse.ArgumentParser) -> None:
 
 def remarking(parser: argparse.ArgumentParser) -> None:
     """Add the option that leaves out what is advised at the end."""
-    parser.add_argument("--no-advice", action="store_true", help="say nothing at the end of what could be changed")
+    parser.add_argument("--no-advice", action="store_true", help="print no advice at the end")
 
 
 def sampling_steps(parser: argparse.ArgumentParser) -> None:
@@ -145,7 +145,7 @@ def modelling(parser: argparse.ArgumentParser) -> None:
 
 def step_of_model(parser: argparse._ActionsContainer) -> None:
     """Add the options of every command that takes one step of a model: its batch, and those of `sample_of_model`."""
-    parser.add_argument("--batch", type=rows, metavar="N", help="samples in a step (default: 1, or as the file says)")
+    parser.add_argument("--batch", type=rows, metavar="N", help="samples in a step (default: 1, or that of the file)")
     sample_of_model(parser)
 
 
@@ -162,7 +162,7 @@ def sizes(parser: argparse._ActionsContainer) -> None:
         "--size",
         type=_sizes,
         metavar="NAME=N,…",
-        help="of an ONNX file: numbers for dimensions that have names, sequence=128",
+        help="sizes of symbolic dimensions of an ONNX file, sequence=128",
     )
 
 
@@ -183,16 +183,22 @@ def _sizes(text: str) -> dict[str, int]:
 
 def seeding(parser: argparse._ActionsContainer) -> None:
     """Add the seed of a command that makes weights and inputs, and nothing else by chance."""
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and inputs (default: 0)")
 
 
 def phases(parser: argparse._ActionsContainer) -> None:
     """Add the options of every command that builds one of the two steps of a language model."""
     parser.add_argument(
-        "--prefill", type=rows, metavar="N", help="of a language model of transformers: the step that reads N tokens"
+        "--prefill",
+        type=rows,
+        metavar="N",
+        help="language models of transformers: the step that reads N tokens at once",
     )
     parser.add_argument(
-        "--decode", type=rows, metavar="N", help="and the one that adds the N-th, with a cache of those before it"
+        "--decode",
+        type=rows,
+        metavar="N",
+        help="language models: the step that adds the N-th token, with a cache of N - 1",
     )
 
 

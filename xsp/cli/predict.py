@@ -1,24 +1,24 @@
-"""Predict what a training step takes on N ranks, from a run or a trace of one.
+"""Predict how long a training step takes on N data-parallel ranks, from a run or a trace of one rank.
 
-The step of the run becomes tasks on resources: input, forward and backward of each layer, buckets of gradients, their
-collectives over a link, the update. They are simulated for each number of ranks, with the same batch on each. What the
-answer rests on is printed with it.
+The step becomes tasks on resources: input, forward and backward of each layer, buckets of gradients, their collectives
+over a link, the update. They are simulated for each number of ranks, with the same batch on each. The sources of all
+figures are printed.
 
 examples:
   xsp predict runs/train --ranks 2,4,8,64 --link nvlink4
   xsp predict runs/train --ranks 8 --link 30us,1.2GB/s         latency and bandwidth of a link
-  xsp predict runs/train --ranks 8 --link measured.json        from a file
+  xsp predict runs/train --ranks 8 --link rack.json            a link from a file
   xsp predict runs/train --ranks 2,4 --link measured           this machine, by xsp bench collectives
-  xsp predict runs/train --ranks 64 --bucket 100MiB            other buckets
-  xsp predict runs/train --ranks 8 --straggler 1.3             one rank is slower, :turns, :together
-  xsp predict runs/train --ranks 8 --loader 5ms,40ms,8         reading, decoding, workers
-  xsp predict runs/train --ranks 8 --loader 12MB,40ms,8        reading by xsp bench transfers
-  xsp predict rank0.json.gz --ranks 16,32 --sharded            another profiler's trace
-  xsp predict runs/train --ranks 8 --chakra step8              for simulators that read Chakra
-  xsp predict runs/train --ranks 8 --format json
-  xsp predict fit table.csv                                    from many configurations: see its --help
+  xsp predict runs/train --link nvlink4 --bucket 100MiB        other buckets
+  xsp predict runs/train --link nvlink4 --straggler 1.3        one rank is slower; also 1.3:turns, 1.3:together
+  xsp predict runs/train --link nvlink4 --loader 5ms,40ms,8    reading, decoding, workers
+  xsp predict runs/train --link nvlink4 --loader 12MB,40ms,8   reading by xsp bench transfers
+  xsp predict rank0.json.gz --ranks 16,32 --link infiniband-ndr --sharded     another profiler's trace
+  xsp predict runs/train --ranks 8 --link pcie4 --chakra step8    for simulators that read Chakra
+  xsp predict runs/train --ranks 1 --format json
+  xsp predict fit table.csv                                    from many configurations
   xsp predict at batch=64 threads=2                            a configuration that was not recorded
-  xsp predict next                                             which one to record next
+  xsp predict next                                             which configuration to record next
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from xsp.errors import UsageError
 if TYPE_CHECKING:
     from xsp.predict.training import Straggler
 
-SUMMARY = "what a training step takes on N ranks"
+SUMMARY = "predict the time of a training step on N ranks"
 
 PARTS = {"fit": "xsp.cli.predict_fit", "at": "xsp.cli.predict_at", "next": "xsp.cli.predict_next"}
 """Second words that are commands of their own; a run of such a name is ./fit."""
@@ -104,25 +104,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--link",
         metavar="LINK",
-        help="what connects them: nvlink2 to 5, pcie3 to 5, ethernet-10g, -25g, -100g, infiniband-hdr, -ndr (quoted "
-        "figures); LATENCY,BANDWIDTH (30us,1.2GB/s); a JSON file; or measured, this machine by `xsp bench "
-        "collectives`; needed for more than one rank",
+        help="link between ranks: nvlink2 to 5, pcie3 to 5, ethernet-10g, -25g, -100g, infiniband-hdr, -ndr (published "
+        "figures); LATENCY,BANDWIDTH (30us,1.2GB/s); a JSON file; or measured: this machine, by `xsp bench "
+        "collectives`; required for more than one rank",
     )
-    parser.add_argument(
-        "--timings", type=Path, metavar="DIR", help="of what was measured (default: as xsp bench has it)"
-    )
+    parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: that of xsp bench)")
     parser.add_argument(
         "--algorithm",
         default="auto",
         choices=("auto", "ring", "double-tree", "halving-doubling", "recursive-doubling", "binary-tree"),
-        help="of the all-reduce (default: auto, the faster of ring and double-tree for each bucket)",
-    )
-    parser.add_argument("--bucket", type=size, metavar="SIZE", help="of gradients (default: 25MiB, the first 1MiB)")
-    parser.add_argument(
-        "--batch", type=options.rows, metavar="N", help="samples of a batch on each rank (default: as recorded)"
+        help="algorithm of the all-reduce (default: auto, the faster of ring and double-tree for each bucket)",
     )
     parser.add_argument(
-        "--accumulate", type=options.rows, metavar="N", help="batches of one update (default: as recorded)"
+        "--bucket", type=size, metavar="SIZE", help="size of gradient buckets (default: 25MiB, the first 1MiB)"
+    )
+    parser.add_argument(
+        "--batch", type=options.rows, metavar="N", help="samples per batch and rank (default: as recorded)"
+    )
+    parser.add_argument(
+        "--accumulate", type=options.rows, metavar="N", help="batches per update (default: as recorded)"
     )
     parser.add_argument("--sharded", action="store_true", help="parameters are sharded, and gathered for each pass")
     parser.add_argument(
@@ -130,22 +130,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=straggler,
         default=(1.0, "one"),
         metavar="FACTOR[:WHO]",
-        help="slower ranks: one (default), each in turn, or all together in one step of N",
+        help="factor by which ranks are slower: one rank (default), each in turn, or all together in one step of N",
     )
     parser.add_argument(
         "--loader",
         type=loader,
         metavar="READ,DECODE,WORKERS",
-        help="of a batch, instead of the recorded wait for data; READ is a time, or bytes (12MB), as "
-        "storage here was timed",
+        help="time to read and to decode a batch, and workers, instead of the recorded wait for data; READ can be "
+        "bytes (12MB): then timings of the storage here are used",
     )
     parser.add_argument("--on-link", type=options.rows, default=1, metavar="N", help="ranks that share a link")
     parser.add_argument("--on-disk", type=options.rows, default=1, metavar="N", help="ranks that share a disk")
     parser.add_argument(
-        "--gradients", type=size, metavar="SIZE", help="of all together, for a trace that does not tell it"
+        "--gradients", type=size, metavar="SIZE", help="bytes of all gradients, for a trace that does not have them"
     )
     parser.add_argument(
-        "--chakra", type=Path, metavar="DIR", help="write the step on the most ranks as Chakra's traces, rank.N.et"
+        "--chakra",
+        type=Path,
+        metavar="DIR",
+        help="write the step on the largest number of ranks as Chakra traces, rank.N.et",
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 

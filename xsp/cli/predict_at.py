@@ -1,7 +1,7 @@
-"""Predict what a step takes in configurations that were not recorded, from a fit of `xsp predict fit`.
+"""Predict how long a step takes in configurations that were not recorded, from a fit of `xsp predict fit`.
 
-Each factor of the fit has a value, or several. The interval is that of resampled fits and of what held-out
-configurations were apart. What lies outside of the recorded configurations is marked as extrapolated.
+Give each factor of the fit one value or several. The interval comes from resampled fits and the errors of held-out
+configurations. Configurations outside the recorded ranges are marked as extrapolated.
 
 examples:
   xsp predict at batch=64 threads=2
@@ -21,7 +21,7 @@ from xsp.cli import progress
 if TYPE_CHECKING:
     from xsp.predict.judged import Judged
 
-SUMMARY = "predict configurations from a fit"
+SUMMARY = "predict the time of other configurations from a fit"
 
 MOST_POINTS = 1_000
 
@@ -37,7 +37,9 @@ def given_value(text: str) -> tuple[str, tuple[str, ...]]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("values", nargs="+", type=given_value, metavar="FACTOR=VALUE", help="one or several values")
+    parser.add_argument(
+        "values", nargs="+", type=given_value, metavar="FACTOR=VALUE", help="a factor with one value or several"
+    )
     parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 

@@ -1,7 +1,7 @@
-"""Say which configurations to record next, so that predictions of a fit become more certain for what it costs.
+"""Propose configurations to record next: those that reduce the uncertainty of a fit most for the time they take.
 
-Candidates are the combinations of recorded values that were not recorded. With FACTOR=VALUE for each factor, those are
-chosen that tell most about that one configuration.
+Candidates are the combinations of recorded values that were not recorded. With FACTOR=VALUE for each factor, the
+uncertainty of this one configuration counts.
 
 examples:
   xsp predict next
@@ -19,7 +19,7 @@ from pathlib import Path
 from xsp.cli import options, progress
 from xsp.cli.predict_at import asked, given_value
 
-SUMMARY = "which configurations to record next"
+SUMMARY = "propose configurations to record next"
 
 
 def seconds(text: str) -> float:
@@ -36,13 +36,15 @@ def seconds(text: str) -> float:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "values", nargs="*", type=given_value, metavar="FACTOR=VALUE", help="the configuration that matters"
+        "values", nargs="*", type=given_value, metavar="FACTOR=VALUE", help="the configuration to predict"
     )
     parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
-    parser.add_argument("--count", type=options.rows, default=5, metavar="N", help="how many (default: 5)")
-    parser.add_argument("--steps", type=options.rows, default=100, metavar="N", help="of a recording (default: 100)")
+    parser.add_argument("--count", type=options.rows, default=5, metavar="N", help="number of proposals (default: 5)")
     parser.add_argument(
-        "--start", type=seconds, default=5.0, metavar="SECONDS", help="that each recording costs besides (default: 5)"
+        "--steps", type=options.rows, default=100, metavar="N", help="steps per recording (default: 100)"
+    )
+    parser.add_argument(
+        "--start", type=seconds, default=5.0, metavar="SECONDS", help="start-up time of each recording (default: 5)"
     )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 

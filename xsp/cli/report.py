@@ -1,10 +1,10 @@
 """Write one page with the timeline, the charts and the tables of a run. It opens offline.
 
-Where the program ran several kinds of steps (training and evaluation, the two models of a GAN), the page has a choice
-between the four that take most of its time; --kind puts another one first.
+If the program ran several kinds of steps (training and evaluation, the two models of a GAN), the page has a choice of
+the four that take most of the time; --kind puts another one first.
 
-With --serve the pages of one or more runs are shown at http://127.0.0.1:8600/NAME-OF-THE-RUN instead, where
-the links on spans in Jaeger lead (deploy/ui.json).
+With --serve the pages of one or more runs are served at http://127.0.0.1:8600/NAME-OF-THE-RUN, the target of
+the links on spans in Jaeger (deploy/ui.json).
 
 examples:
   xsp report runs/demo
@@ -26,7 +26,9 @@ SUMMARY = "write a run's page: timeline, charts, tables"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="run directory, or a trace that xsp imports")
+    parser.add_argument(
+        "paths", type=Path, nargs="+", metavar="RUN", help="run directory, or a trace of another profiler"
+    )
     parser.add_argument(
         "-o",
         "--out",

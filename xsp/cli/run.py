@@ -1,7 +1,7 @@
 """Profile a program without changes to its code.
 
-Options of xsp come first, then the program as you would start it without xsp. A step is an optimizer step if the
-program trains, otherwise a call of the outermost module, or what --step names.
+Options of xsp come first, then the program as you would start it without xsp. A step ends with the step of the
+optimizer if the program trains; otherwise it is one call of the outermost module. --step changes that.
 
 examples:
   xsp run train.py --epochs 1
@@ -51,12 +51,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         type=options.rows,
         metavar="N",
-        help="samples of each step, on one rank (default: the first dimension of the inputs of its calls)",
+        help="samples per step and rank (default: the first dimension of the model's inputs)",
     )
     parser.add_argument(
         "--resolve",
         action="store_true",
-        help="if the parents of some spans are ambiguous, run the program again, serialised",
+        help="if parent spans are ambiguous, run the program again, serialised, to find them",
     )
     options.counting(parser)
     options.sampling_steps(parser)

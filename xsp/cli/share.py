@@ -1,17 +1,17 @@
-"""Keep weights once on this machine: a store in memory, and processes that attach to it in milliseconds.
+"""Keep one copy of a model's weights in shared memory, to which the processes of this machine attach.
 
-A process attaches by `xsp.share.attach(module, "model.safetensors")`: the parameters become views of memory that nobody
-can write. What is not in the store yet is copied there first. A client that is killed is counted no more; a store that
-is killed takes nothing from its clients.
-safetensors' own loader maps the file, too: measure whether a store pays before you use one.
+A process attaches by `xsp.share.attach(module, "model.safetensors")`: its parameters become read-only views of the
+shared memory. Weights that are not in the store yet are copied there first. Killed clients are detached; clients of a
+killed store keep their weights. `safetensors.torch.load_file` also maps the file without copying: measure whether a
+store pays before you use one.
 
 examples:
-  xsp share estimate model.safetensors        would it pay, by size and number of tensors?
+  xsp share estimate model.safetensors        would it pay, by bytes and tensors?
   xsp share measure torchvision:resnet50      does it pay for this model, on this machine?
   xsp share serve --capacity 8GiB             the store, until Ctrl-C
-  xsp share put model.safetensors             copy weights before the first client asks
-  xsp share status                            what it holds, and who is attached
-  xsp share evict 9f86d081                    free what nobody is attached to
+  xsp share put model.safetensors             copy weights in advance
+  xsp share status                            contents, and attached processes
+  xsp share evict 9f86d081                    free weights that are not in use
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from xsp.cli import progress
 
-SUMMARY = "keep weights once a machine, and attach to them"
+SUMMARY = "share one copy of weights between processes"
 
 PARTS = {
     "serve": "xsp.cli.share_serve",

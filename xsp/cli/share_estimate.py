@@ -1,13 +1,13 @@
-"""Estimate whether sharing would pay for a file, from its bytes and tensors and from constants of this machine.
+"""Estimate whether sharing would pay for a file, from its bytes and tensors and constants of this machine.
 
-Bandwidths are those that `xsp bench transfers` timed; what a tensor takes, and what it takes to ask the store, is
-measured on two small files, in some seconds. Of the file the header is read, and nothing else. Memory and a first call
-are not estimated: `xsp share measure` measures them.
+Bandwidths come from `xsp bench transfers`; the time per tensor and per request to the store is measured on two small
+files, in some seconds. Only the header of the file is read. Memory and the first call are not estimated:
+`xsp share measure` measures them.
 
 examples:
-  xsp bench transfers --families copy,read-cached,first-touch --threads 1      once a machine
+  xsp bench transfers --families copy,read-cached,first-touch --threads 1      once per machine
   xsp share estimate model.safetensors
-  xsp share estimate model.safetensors.index.json --format json                all its shards
+  xsp share estimate model.safetensors.index.json --format json                all shards
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 
 from xsp.cli import progress
 
-SUMMARY = "whether it would pay, by bytes and tensors"
+SUMMARY = "estimate whether sharing would pay"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("source", metavar="FILE", help="a safetensors file, an index of shards, or a folder with one")
-    parser.add_argument("--timings", type=Path, metavar="DIR", help="the table of timings (default: this user's)")
+    parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 

@@ -2,7 +2,7 @@
 
 examples:
   xsp share evict 9f86d081      by the first digits of the key
-  xsp share evict --all         all that nobody is attached to
+  xsp share evict --all         all that are not in use
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import argparse
 from xsp.cli import progress, share
 from xsp.errors import UsageError
 
-SUMMARY = "free what nobody is attached to"
+SUMMARY = "free weights that no process is attached to"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("key", nargs="?", metavar="KEY", help="8 or more of its digits; xsp share status lists them")
-    parser.add_argument("--all", action="store_true", help="all that nobody is attached to")
+    parser.add_argument(
+        "key", nargs="?", metavar="KEY", help="first 8 or more digits of the key; xsp share status lists keys"
+    )
+    parser.add_argument("--all", action="store_true", help="all weights that no process is attached to")
     share.placed(parser)
 
 

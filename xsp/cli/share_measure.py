@@ -1,13 +1,13 @@
-"""Measure whether sharing pays for a model on this machine, against loading that needs no store.
+"""Measure whether sharing pays for a model on this machine, compared with loading without a store.
 
-Fresh processes take turns: `safetensors.torch.load_file`, which maps the file, `torch.load`, and `xsp.share.attach`;
-what is compared is loading and the first call, and memory by the number of processes. A store of its own is started and
-ended. It takes some minutes, on a machine that does nothing else; it stops earlier when the answer is known.
+Fresh processes take turns: `safetensors.torch.load_file`, which maps the file, `torch.load`, and `xsp.share.attach`.
+Compared are the time of loading and of the first call, and memory by the number of processes. A store is started for
+it, and ended. It takes some minutes on a quiet machine, and ends as soon as the answer is known.
 
 examples:
-  xsp share measure torchvision:resnet50                           weights by seed
+  xsp share measure torchvision:resnet50                           weights from a seed
   xsp share measure model.safetensors torchvision:resnet50
-  xsp share measure model.safetensors                              without a call: tensors are read once
+  xsp share measure model.safetensors                              without a call: each tensor is read once
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import json
 
 from xsp.cli import options, progress
 
-SUMMARY = "whether it pays, against load_file and torch.load"
+SUMMARY = "measure whether sharing pays"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("source", metavar="SOURCE", help="a safetensors file, or torchvision:NAME and the like")
-    parser.add_argument("module", nargs="?", default="", metavar="MODULE", help="of a file: the model that it is of")
-    parser.add_argument("--turns", type=options.rows, default=12, metavar="N", help="at most, 3 or more (default: 12)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order within turns (default: 0)")
+    parser.add_argument("module", nargs="?", default="", metavar="MODULE", help="the model, if SOURCE is a file")
+    parser.add_argument(
+        "--turns", type=options.rows, default=12, metavar="N", help="maximal number of turns, 3 or more (default: 12)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order within turns (default: 0)")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 

@@ -1,11 +1,11 @@
-"""Copy weights into the store before the first client asks for them.
+"""Copy weights into the store before the first client needs them.
 
-Each file gets its key, which `attach` takes in place of the file.
+The key of each file is printed; `attach` accepts it instead of the file.
 
 examples:
   xsp share put model.safetensors
   xsp share put a.safetensors b.safetensors
-  xsp share put model.safetensors.index.json      all its shards; or their folder
+  xsp share put model.safetensors.index.json      all shards; or give their folder
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 
 from xsp.cli import progress, share
 
-SUMMARY = "copy weights into it"
+SUMMARY = "copy weights into the store"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,14 +1,14 @@
-"""Run the store of this machine until Ctrl-C: weights in sealed memory, handed out over a Unix socket of this user.
+"""Run the store until Ctrl-C: weights in sealed shared memory, offered over a Unix socket of this user.
 
-Nothing listens on the network. Where the capacity is reached, what was used longest ago goes, or what `--evict` says,
-never what a process is attached to. Clients that are attached when the store ends keep their weights; the next store
-begins empty.
+Nothing listens on the network. If the capacity is reached, the least recently used weights are evicted, or those that
+--evict chooses, never weights that a process is attached to. Attached clients keep their weights when the store ends;
+the next store begins empty.
 
 examples:
   xsp share serve
   xsp share serve --capacity 8GiB
   xsp share serve --dir /run/user/1000/models --capacity 512MiB
-  xsp share serve --evict gdsf      what is large, quickly copied and seldom asked for goes first
+  xsp share serve --evict gdsf      also by size and time to copy
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import signal
 from xsp.cli import progress, share
 from xsp.errors import UsageError
 
-SUMMARY = "the store, until Ctrl-C"
+SUMMARY = "run the store, until Ctrl-C"
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -28,14 +28,14 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "--capacity", metavar="SIZE", help="of all weights together, such as 8GiB (default: half of what is free)"
+        "--capacity", metavar="SIZE", help="memory for all weights, such as 8GiB (default: half of the free memory)"
     )
     parser.add_argument(
         "--evict",
         choices=("lru", "lfu", "gdsf"),
         default="lru",
-        help="what goes first where there is no room: what was used longest ago (lru, the default), what was asked for "
-        "least often (lfu), or by uses, time to copy and size together (gdsf)",
+        help="what is evicted first: the least recently used (lru, the default), the least frequently requested (lfu), "
+        "or by uses, time to copy and size together (gdsf)",
     )
     share.placed(parser)
 

@@ -1,4 +1,4 @@
-"""Show what the store holds, and which processes are attached.
+"""Show the contents of the store, and the attached processes.
 
 examples:
   xsp share status
@@ -12,7 +12,7 @@ import json
 
 from xsp.cli import progress, share
 
-SUMMARY = "what it holds, and who is attached"
+SUMMARY = "show the contents of the store, and attached processes"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

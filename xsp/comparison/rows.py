@@ -140,20 +140,21 @@ _TYPES = {
 
 
 def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: int | None = None) -> Comparison:
-    """Compare two programs by their runs: what B takes more or less than A, and how surely.
+    """Compare two programs by their runs: how much slower or faster B is than A, with confidence intervals.
 
     Layers are aligned by their place in the structure, then by name, then by type and order; kernels and operators by
-    name. With several runs a side each run counts once, and what differs between starts of the same program is in the
-    intervals. With one run a side it is not, and the verdicts are about these two runs: see `Comparison.repeats`.
+    name. With several runs per side each run counts once, and the intervals contain the differences between starts of
+    the same program. With one run per side they do not, and the verdicts are about these two runs only: see
+    `Comparison.repeats`.
 
     Args:
         a: the run before, or several of the same program.
         b: the run after, or several.
-        turns: the runs took turns, at most so many, and were looked at after each; None if their number was fixed.
+        turns: maximal number of turns, if the runs were compared after each turn; None if their number was fixed.
 
     Raises:
-        AnalysisError: a run holds no step, or the sides have nothing in common.
-        UsageError: a side without a run, or a number of turns that makes no sense.
+        AnalysisError: a run has no step, or the sides have no layer, kernel or operator in common.
+        UsageError: a side has no run, or the number of turns is invalid.
     """
     of_a, of_b = ([side] if isinstance(side, Trace) else list(side) for side in (a, b))
     if not of_a or not of_b:

@@ -15,16 +15,16 @@ SAMPLES = 3
 
 
 def check(predictor: Predictor, manifest: Manifest, folder: Path = Path(), rows_alone: bool = True) -> None:
-    """Try a predictor on a manifest.
+    """Test whether a predictor fulfils the contract.
 
     Args:
-        predictor: what is tried.
-        manifest: of a model that it opens.
-        folder: paths in the manifest start here.
-        rows_alone: also ask for batches of several samples, and hold them against the samples one by one.
+        predictor: the predictor.
+        manifest: manifest of a model that it can open.
+        folder: folder of relative paths in the manifest.
+        rows_alone: also predict batches of several samples, and compare them with the samples one by one.
 
     Raises:
-        AssertionError: it does not hold the contract; the message says what it is to do.
+        AssertionError: the predictor violates the contract; the message says how.
     """
     handle = predictor.open(manifest, folder, "")
     try:

@@ -1,4 +1,4 @@
-"""What is to be evaluated: a model, with what software, on what hardware, on what data, under what load.
+"""Manifests: what to evaluate, that is, a model, the software, the hardware, the data and the load.
 
 Fields that are not known are kept, are part of the identity, and are named (`unknown`). The identity is the hash of the
 canonical form: keys in order, what equals its default left out. So comments, order, spaces and defaults that were
@@ -58,7 +58,7 @@ class Part(BaseModel):
 
 
 class Framework(Part):
-    """What runs a model."""
+    """The framework that runs a model."""
 
     name: Name
     version: Version = ""
@@ -82,18 +82,18 @@ class Step(Part):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is said of it beside its name."""
+        """Its options."""
         return dict(self.model_extra or {})
 
 
 class Function(Part):
-    """A function of the user's, `f(context, data)`, in a process of its own."""
+    """A user function, `f(context, data)`, which runs in a separate process."""
 
     function: Name
     """`path/to/file.py:name`."""
 
     seconds: Positive = 10.0
-    """For one call."""
+    """Time limit of a call, in seconds."""
 
 
 class Tensor(Part):
@@ -106,11 +106,11 @@ class Tensor(Part):
     layer: str = ""
     element_type: str = ""
     shape: list[int] = []
-    """Of one sample."""
+    """Shape of one sample."""
 
     steps: list[Step] = []
     parameters: dict[str, Any] = {}
-    """What a published manifest says of it beside."""
+    """Other fields of a published manifest."""
 
 
 class File(Part):
@@ -118,14 +118,14 @@ class File(Part):
 
     path: Name
     checksum: str = ""
-    """`sha256:…` or `md5:…`; without an algorithm its length tells."""
+    """`sha256:…` or `md5:…`; without an algorithm it follows from the length."""
 
     role: str = ""
-    """`graph` or `weights`, where a model is two files."""
+    """`graph` or `weights`, if a model consists of two files."""
 
 
 class Model(Part):
-    """What is evaluated."""
+    """The model to evaluate."""
 
     name: Name
     id: str = ""
@@ -139,13 +139,13 @@ class Model(Part):
     """A program that speaks JSON lines, instead of a source."""
 
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of its weights."""
+    """Seed of the weights."""
 
     sequence: Count = 128
     precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     job: Literal["inference", "training"] = "inference"
     share: bool = False
-    """Its weights are those of the store of the machine (`xsp share serve`), once for all processes."""
+    """Attach to weights in the store of this machine (`xsp share serve`), one copy for all processes."""
 
     framework: Framework | None = None
     container: dict[str, Any] = {}
@@ -155,7 +155,7 @@ class Model(Part):
     outputs: list[Tensor] = []
     preprocess: Function | str | None = None
     postprocess: Function | str | None = None
-    """Text is code of a published manifest: kept, and never run."""
+    """Text is code of a published manifest, which is kept and never executed."""
 
     base_url: str = ""
     files: list[File] = []
@@ -184,7 +184,7 @@ class Model(Part):
 
 
 class Software(Part):
-    """What must be installed."""
+    """The software that must be installed."""
 
     name: str = ""
     id: str = ""
@@ -199,7 +199,7 @@ class Software(Part):
 
 
 class Hardware(Part):
-    """What the machine must have."""
+    """The hardware that the machine must have."""
 
     name: str = ""
     id: str = ""
@@ -217,11 +217,11 @@ class Hardware(Part):
     host: str = ""
     labels: dict[str, Version] = {}
     setup: str = ""
-    """A script of DLSpec's: kept, and never run."""
+    """A script of DLSpec, which is kept and never executed."""
 
 
 class Dataset(Part):
-    """What goes in."""
+    """The input data."""
 
     name: str = "synthetic"
     id: str = ""
@@ -234,7 +234,7 @@ class Dataset(Part):
     seed: Annotated[int, Field(ge=0)] = 0
     samples: Count = 64
     classes: Count = 8
-    """Of `synthetic:classes`."""
+    """Number of classes of `synthetic:classes`."""
 
     height: Count = 256
     width: Count = 320
@@ -254,28 +254,28 @@ class Scenario(Part):
     seed: Annotated[int, Field(ge=0)] = 0
     requests: Count = 50
     warmup: Annotated[int, Field(ge=0, le=100_000)] = 3
-    """Requests before the first that counts."""
+    """Number of requests before the first that counts."""
 
     batch: Count = 1
     batches: Annotated[list[Count], Field(max_length=32)] = []
-    """Of a batched scenario: several, one after the other."""
+    """Batch sizes of a batched scenario, one after the other."""
 
     rate: Positive | None = None
-    """Requests a second."""
+    """Requests per second."""
 
     times_s: Annotated[list[Annotated[float, Field(ge=0)]], Field(max_length=100_000)] = []
-    """Of a replay: when each request is due, from the first."""
+    """Times at which the requests of a replay are due, in seconds after the first."""
 
     streams: Count = 1
     together: Count = 1
-    """Of bursts: requests that come at once."""
+    """Number of requests that arrive together in a burst."""
 
     latency_ms: Positive | None = None
-    """What the percentile must not exceed: of a search for the highest rate, and of LoadGen's server scenario."""
+    """Limit of the percentile, in a search for the highest rate and in LoadGen's server scenario."""
 
     percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
     driver: Literal["xsp", "loadgen"] = "xsp"
-    """Who issues the requests: xsp, or MLPerf's LoadGen."""
+    """What issues the requests: xsp, or MLPerf's LoadGen."""
 
     @model_validator(mode="after")
     def _complete(self) -> Scenario:
@@ -308,7 +308,7 @@ class Scenario(Part):
 
 
 class Reference(Part):
-    """DLSpec's log of an evaluation that was made: what to compare with."""
+    """DLSpec's log of an earlier evaluation, to compare with."""
 
     ids: dict[str, Version] = {}
     results: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The graph of a step: its calls with their data flow, from models, programs and traces.
+"""The graph of a step: its operator calls with their data flow, from models, programs and traces.
 
 >>> import xsp
 >>> graph = xsp.graph.of("torchvision:resnet50", batch=8)     # doctest: +SKIP

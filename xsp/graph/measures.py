@@ -29,7 +29,7 @@ from xsp.graph.node import Graph, KnownBy, NodeKind, Role, Why
 
 
 def measures(graph: Graph) -> dict[str, Any]:
-    """Return the measures of a graph, by name; plain values, None where one cannot be told."""
+    """Return the measures of a graph by name, as plain values; None if a measure is unknown."""
     computing = graph.computing
     earlier = paths.contracted(graph, lambda node: node.computes)
     ordered_only = graph.known_by is KnownBy.ORDER

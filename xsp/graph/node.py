@@ -103,7 +103,7 @@ class KnownBy(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as an operator sees it; its values, its device and its place in memory do not belong to it."""
+    """Type, shape and strides of a tensor argument, without its values, device and place in memory."""
 
     dtype: str | None
     """As torch names it, `float32`; None if unknown."""
@@ -171,7 +171,7 @@ Argument: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Call:
-    """An operator with its arguments, without its place in a model: what is run again to time it."""
+    """An operator with its arguments, without its place in a model: enough to run and time it again."""
 
     op: str
     """With its vocabulary: `aten::conv2d`, `onnx::Conv`."""
@@ -210,7 +210,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Value:
-    """What a storage holds between two writes."""
+    """The content of a storage between two writes."""
 
     storage: int
     """Number of the storage, in the order of first appearance."""
@@ -223,7 +223,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """One call of a step."""
+    """One operator call of a step."""
 
     call: Call
     key: str
@@ -258,7 +258,7 @@ class Node:
 
 @dataclass(frozen=True, order=True)
 class Edge:
-    """One node comes before another one; nodes by their place in the order of execution."""
+    """A dependency between two nodes, given by their positions in the order of execution."""
 
     before: int
     after: int
@@ -277,7 +277,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Graph:
-    """The calls of a step in the order of execution, with their data flow."""
+    """The operator calls of a step in the order of execution, with their data flow."""
 
     name: str
     source: Source

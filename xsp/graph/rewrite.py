@@ -71,7 +71,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A graph after rewriting, and what was done."""
+    """A graph after rewriting, with the changes."""
 
     original: Graph
     graph: Graph
@@ -92,14 +92,14 @@ class Rewritten:
 
 
 def of(graph: Graph, only: Iterable[str] = RULES) -> Rewritten:
-    """Return a graph without the work that the rules find.
+    """Return a graph without the work that the rules remove.
 
     Args:
-        graph: captured from a model, or a program: one that tells which call made each tensor.
-        only: names of rules.
+        graph: a graph that was captured from a model or is of a program: it has to record which call made each tensor.
+        only: names of the rules to apply; default: all.
 
     Raises:
-        GraphError: it is another graph, or there is no such rule.
+        GraphError: the graph does not record that, or there is no such rule.
     """
     wanted = list(only)
     unknown = [each for each in wanted if each not in RULES]

@@ -44,27 +44,27 @@ def of(
     sizes: Mapping[str, int] | None = None,
     by: str = "capture",
 ) -> Graph:
-    """Return the graph of a step.
+    """Return the graph of one step: its operator calls with their data flow. Nothing is timed.
 
     Args:
-        what: the name of a model as `xsp profile` takes it, a path, a module of PyTorch, whose
-            arguments follow, a program of `torch.export`, or a trace.
-        args: arguments of the module.
-        kwargs: its keyword arguments.
-        batch: samples in a step; 1 unless told otherwise, or what a file says.
-        train: forward, backward and optimizer, in place of a prediction in inference mode.
-        seed: of the weights and inputs of a named model; the graph does not depend on it unless the model does.
-        shape: of one sample, of a named model; what it expects unless told otherwise.
-        sequence: tokens of one sample, of a language model.
-        prefill: of a language model of transformers, the step that reads so many tokens.
-        decode: of such a model, the step that adds the last of so many tokens, with a cache of those before it.
-        sizes: of an ONNX file, numbers for the dimensions of its inputs that have names.
-        by: "capture", or "export": of a model or module, by way of `torch.export`, to compare with.
+        what: the name of a model (`torchvision:resnet50`); the path of an ONNX file, a program (`.pt2`), a run, a trace
+            or a saved graph; a module of PyTorch, followed by its arguments; a program of `torch.export`; a trace.
+        args: positional arguments of the module.
+        kwargs: keyword arguments of the module.
+        batch: samples in a step; default: 1, or that of the file. The batch of a module is unknown without it.
+        train: the step is forward, backward and optimizer instead of a prediction in inference mode.
+        seed: seed of the weights and inputs of a named model.
+        shape: shape of one sample of a named model; default: that of the model.
+        sequence: tokens of one sample of a language model.
+        prefill: the step of a language model of transformers that reads this many tokens at once.
+        decode: the step of such a model that adds the last of this many tokens, with a cache of the others.
+        sizes: sizes of symbolic dimensions of an ONNX file, by name.
+        by: "capture" runs the step and records its operators; "export" uses `torch.export`, for a model or a module.
 
     Raises:
-        GraphError: the graph cannot be had; the message is the reason.
+        GraphError: there is no graph; the message is the reason.
         ModelError: there is no such model, or its library is missing.
-        UsageError: it is of a step that is made already, and is told to be of another batch, or to be another one.
+        UsageError: the source has a fixed step, and another batch size or kind of step is asked for.
     """
     asked = {
         "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode,

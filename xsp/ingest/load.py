@@ -34,22 +34,22 @@ def load(
     trace_id: str | None = None,
     kind: int | str | None = None,
 ) -> Trace:
-    """Load a run directory, a Parquet file of spans, or what an importer reads.
+    """Load a run directory, a Parquet file of spans, or a trace of another profiler.
 
     Args:
-        path: what `--out` named; a `.parquet` file with the columns of `xsp.schema.COLUMNS`; a file or a URL that
-            one of the importers recognises (see docs/use/importing.md).
-        skip_damaged: leave damaged segments out, and say so in `run["notes"]`, instead of raising.
-        trace_id: of the trace to fetch, where the URL is that of a whole Jaeger.
-        kind: of step that the figures are to be of, by its number or by (a part of) its name, where the program ran
-            several; the one that takes most of its time unless told otherwise.
+        path: a run directory; a `.parquet` file with the columns of `xsp.schema.COLUMNS`; a file, a folder with a
+            trace per rank, or a URL that one of the importers recognises (see docs/use/importing.md).
+        skip_damaged: skip damaged segments, with a note in `run["notes"]`, instead of raising.
+        trace_id: id of the trace to fetch, if the URL is that of a Jaeger.
+        kind: kind of step of which the figures are, by its number or a part of its name; default: the kind that takes
+            most of the loop's time.
 
     Returns:
         The trace. A run that was interrupted loads with the steps that were stored.
 
     Raises:
-        TraceError: there is nothing, it is no run, it is damaged, or a newer xsp wrote it.
-        PluginError: it needs a package that is not installed.
+        TraceError: the path does not exist, is not a run or a trace, is damaged, or was written by a newer xsp.
+        PluginError: a package that it needs is not installed.
         UsageError: no step of that kind was recorded.
     """
     if contract.is_url(os.fspath(path)):

@@ -57,30 +57,30 @@ def instrument(
     otlp: str | None = None,
     collectors: Sequence[str | Collector] | None = None,
 ) -> Instrumented:
-    """Hang the layers, operators and kernels of a model under the requests of a service that has OpenTelemetry.
+    """Record the layers, operators and kernels of a model below the requests of a service that uses OpenTelemetry.
 
     >>> traced = xsp.instrument(model, sample=0.01)     # doctest: +SKIP
 
-    It can be called again, for models that come later or need other settings. A model belongs to the handle that named
-    it last. It is not kept alive: when the service lets go of it, it is instrumented no longer.
+    It can be called again, for further models or other settings. A model belongs to the handle that was created for it
+    last. A handle does not keep its models alive.
 
     Args:
-        model: a `torch.nn.Module`; a call of a module that contains it counts as its call, and a call of one that
-            contains several as that of the outermost.
+        model: a `torch.nn.Module`. A call of a module that contains it counts as its call; if that contains several
+            models, as a call of the outermost one.
         others: more models with the same settings.
-        sample: share of requests that are recorded, of those that the service itself samples. All services
-            that see a trace decide alike, by its id.
-        levels: how deep to look, as in `profile`.
-        provider: the tracer provider; the global one unless told otherwise.
-        otlp: where the second process is to send the spans below the model's, as in `xsp export --to`; unless
-            it is given they go through the provider's own processors.
-        collectors: names of entry points, or instances; all that are of use to a service unless told otherwise.
+        sample: share of requests to record, of those that the service itself samples, from 0 to 1. The decision
+            depends on the trace id, so all services of a trace make the same one.
+        levels: levels to record, as in `profile`.
+        provider: the tracer provider; default: the global one.
+        otlp: target to which a second process sends the spans below the span of the model, as in `xsp export --to`;
+            default: they go through the processors of the provider.
+        collectors: names of entry points, or instances; default: all that can be used in a service.
 
     Returns:
-        A handle with the counts; close it, or use it in a `with` block, to take everything out again.
+        A handle with counts. Close it, or use it in a `with` block, to remove the instrumentation.
 
     Raises:
-        UsageError: no tracer provider, not a module, a share or target that is none.
+        UsageError: there is no tracer provider, a model is not a module, or the share or target is invalid.
         PluginError: OpenTelemetry's SDK or a collector is missing.
     """
     return Instrumented((model, *others), sample, levels, provider, otlp, collectors)

@@ -1,5 +1,5 @@
-"""What a training step takes on N ranks: its tasks on resources, simulated, from a run of one.
+"""Predicts the time of a training step on N ranks: the tasks of the step of one rank are simulated on resources.
 
-`training` has the step as tasks, `schedule` when they run, `collectives` what communication costs, `buckets` which
-gradients travel together, `prediction` the answer and what each constant is worth, `recorded` the step of a run.
+`recorded` reads the step of a run, `training` turns it into tasks, `schedule` simulates them, `collectives` has the
+cost of communication, `buckets` groups gradients, `prediction` has the result and the gain of improving each constant.
 """

@@ -101,10 +101,10 @@ _POWER = {"": 0, "k": 1, "m": 2, "g": 3}
 
 
 def link(text: str) -> Link:
-    """Return the link that a text names: of `LINKS`, `ALPHA,BETA[,GAMMA]`, or a JSON file.
+    """Return a link from its name in `LINKS`, from `ALPHA,BETA[,GAMMA]`, or from a JSON file.
 
-    ALPHA is a time (5us), BETA and GAMMA are rates (10GB/s, 25Gbit/s) or seconds a byte (1e-10). A file has an object
-    with `alpha_s`, `beta_s_per_byte`, and possibly `gamma_s_per_byte`, `name`, `source`.
+    ALPHA is a time (5us), BETA and GAMMA are rates (10GB/s, 25Gbit/s) or seconds per byte (1e-10). A file has an object
+    with `alpha_s`, `beta_s_per_byte`, and optionally `gamma_s_per_byte`, `name`, `source`.
 
     Raises:
         UsageError: it is none of them.

@@ -102,15 +102,15 @@ def of_rows(
     """Return configurations.
 
     Args:
-        rows: of a table, by column.
-        time: the column of times; its unit is the end of its name (`step_ms`) unless stated.
-        unit: of the times: s, ms, us or ns.
-        factors: columns that the time may depend on; all others with more than one value unless told.
-        categories: columns whose numbers are names.
-        group: columns whose rows of equal values stay together; else rows of equal factors do.
+        rows: rows of a table, each with its values by column.
+        time: column of times; its unit is the end of its name (`step_ms`) unless `unit` is given.
+        unit: unit of the times: s, ms, us or ns.
+        factors: columns on which the time may depend; default: all others with more than one value.
+        categories: columns whose numbers are categories.
+        group: columns whose rows of equal values are held out together; default: rows with equal factors.
 
     Raises:
-        UsageError: no row is complete, or a column is not what it is asked to be.
+        UsageError: no row is complete, or a column has values of the wrong type.
     """
     columns = _columns(rows)
     time, scale = _time(columns, time, unit)
@@ -275,7 +275,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file.
 
     Raises:
-        UsageError: it cannot be read, is too large, or holds no table.
+        UsageError: the file cannot be read, is too large, or contains no table.
     """
     kind = path.suffix.lower()
     try:

@@ -60,7 +60,7 @@ class Beyond(NamedTuple):
 
 @dataclass(frozen=True)
 class Judged:
-    """A table with its models; `fits` by the value of the category of which each has its own, or by None."""
+    """A table with its fitted models; `fits` has one per value of the category, or one for None."""
 
     table: Configurations
     split: Split
@@ -95,10 +95,10 @@ class Judged:
 
 
 def split_of(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequence[str], each: str | None) -> Split:
-    """Return what each factor is for: those that are not named multiply.
+    """Return the role of each factor: intrinsic, extrinsic or category; factors that are not named multiply.
 
     Raises:
-        UsageError: a name is no category, or stands twice.
+        UsageError: a name is not a category, or occurs twice.
     """
     if each is not None:
         if table.factor(each).numeric:
@@ -112,7 +112,7 @@ def split_of(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequenc
 def judge(
     table: Configurations, split: Split, seed: int = 0, resamples: int = RESAMPLES, beyond: bool = True
 ) -> Judged:
-    """Fit the model and the baselines, hold them against groups left out, and keep what is needed to predict.
+    """Fit the model and the baselines, test them on held-out groups, and return the fits for predictions.
 
     Raises:
         UsageError: there are too few configurations or groups, or SciPy is missing.
@@ -244,10 +244,10 @@ class Point(NamedTuple):
 
 
 def predict(judged: Judged, asked: Sequence[Mapping[str, float | str]]) -> list[Point]:
-    """Return the offered model's times, with 95 % intervals: the spread of resampled fits, and what was held out apart.
+    """Return the times of the offered model with 95 % intervals, from resampled fits and errors of held-out groups.
 
     Raises:
-        UsageError: a factor is missing, unknown, or has a value of which nothing is known.
+        UsageError: a factor is missing or unknown, or a category has a value that was not recorded.
     """
     values = asked_values(judged, asked)
     found = offered(judged)(values)

@@ -62,15 +62,15 @@ class Predicted:
 
 
 def predict(work: Work, job: Job, *, fine: bool = False) -> Predicted:
-    """Return what a step takes in the steady state.
+    """Return the time of a step in the steady state, and its parts, in seconds.
 
     Args:
-        work: of one rank.
-        job: how many ranks there are, and what connects them.
-        fine: keep a task for each layer, for a picture.
+        work: the step of one rank.
+        job: number of ranks, link and other settings.
+        fine: keep a task for each layer, for a chart.
 
     Raises:
-        UsageError: something is negative, not finite, or none.
+        UsageError: a value is negative or not finite, or there are no layers.
     """
     slow = job.straggler
     if slow.who is Slow.TOGETHER and slow.factor != 1.0:
@@ -255,9 +255,9 @@ _CONSTANTS = (
 
 
 def worth(work: Work, job: Job) -> list[Worth]:
-    """Return what each constant is worth that the step has, the most first: what to buy.
+    """Return the time that improving each constant of the step saves, the largest first.
 
-    `slower ranks` is how much longer they take than the others, which no purchase halves, but a look at them may.
+    `slower ranks` is the additional time of slow ranks compared with the others.
     """
     now = predict(work, job).step
     found = []

@@ -91,12 +91,12 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
     """Return the step of a trace.
 
     Args:
-        trace: of a training program; the figures are of its lowest rank.
-        gradients: bytes of all gradients, for a trace that does not tell the size of parameters.
+        trace: trace of a training program; the figures are those of its lowest rank.
+        gradients: bytes of all gradients, for a trace without the sizes of parameters.
 
     Raises:
-        AnalysisError: there is no backward pass in it, or nothing tells how many bytes of gradients there are.
-        UsageError: their size is stated, and the trace tells it.
+        AnalysisError: the trace has no backward pass, or the bytes of the gradients are unknown.
+        UsageError: `gradients` is given, although the trace has the sizes.
     """
     answers = Answers(trace)
     told: list[str] = []

@@ -33,13 +33,17 @@ NO_LINK = Link("none", 0.0, 0.0, source="one rank communicates with nobody")
 
 @dataclass(frozen=True)
 class Layer:
-    """A part of the model whose gradients arrive when its backward pass has ended."""
+    """A part of the model whose gradients are ready at the end of its backward pass."""
 
     name: str
     forward: float
+    """Seconds."""
+
     backward: float
+    """Seconds."""
+
     gradients: tuple[int, ...] = ()
-    """Bytes of each, in the order of the parameters; their gradients arrive in the reverse order."""
+    """Bytes of each gradient, in the order of the parameters; gradients become ready in reverse order."""
 
 
 class Call(NamedTuple):
@@ -98,12 +102,14 @@ class Input:
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank does in a step."""
+    """The work of one rank in a step."""
 
     layers: tuple[Layer, ...]
     update: float = 0.0
+    """Seconds of the optimizer."""
+
     other: float = 0.0
-    """On the rank itself and in no phase: the loss, Python, logging; before the forward pass."""
+    """Seconds of host work outside all phases (the loss, Python, logging), placed before the forward pass."""
 
     input: Input = field(default_factory=Input)
 
@@ -170,29 +176,29 @@ class Job:
     link: Link = NO_LINK
     algorithm: Algorithm = Algorithm.AUTO
     bucket: int | None = None
-    """Limit of a bucket in bytes; PyTorch's own unless told otherwise."""
+    """Size of a bucket in bytes; None: as in PyTorch."""
 
     plan: Buckets | None = None
-    """Buckets that do not follow from a limit."""
+    """Explicit buckets, instead of those that follow from a size."""
 
     overlap: bool = True
-    """Whether gradients travel while the backward pass goes on."""
+    """Whether gradients are sent during the backward pass."""
 
     accumulate: int = 1
-    """Batches of one update; gradients travel in the last one's backward pass only."""
+    """Batches per update; gradients are sent in the last backward pass only."""
 
     sharded: bool = False
-    """Whether each rank keeps its share of parameters only, and gathers them before each pass."""
+    """Whether each rank keeps only its share of the parameters, and gathers them before each pass."""
 
     straggler: Straggler = field(default_factory=Straggler)
     on_link: int = 1
-    """Ranks that share a link."""
+    """Number of ranks that share a link."""
 
     on_disk: int = 1
-    """Ranks that share a disk."""
+    """Number of ranks that share a disk."""
 
     lasting: tuple[float, ...] = ()
-    """Seconds of the all-reduce of each bucket, which then count instead of the link."""
+    """Seconds of the all-reduce of each bucket, used instead of the link."""
 
     def __post_init__(self) -> None:
         """Refuse what is no job."""

@@ -95,10 +95,10 @@ def took(name: str, start_ns: int, end_ns: int) -> None:
 
 
 class span:
-    """Name a block of the program: `with xsp.span("preprocess"): ...`, nested at will, in any thread.
+    """Record a block of the program as a span of the application: `with xsp.span("preprocess"): ...`.
 
-    Without an active profile it does nothing. A block between two steps belongs to the step after it. What is assigned
-    to `name` inside becomes its name.
+    Blocks can be nested and used in any thread. Without an active profile they do nothing. A block between two steps
+    belongs to the step after it. An assignment to the attribute `name` inside the block renames the span.
     """
 
     __slots__ = ("_blocks", "_id", "_start", "name")

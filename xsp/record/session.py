@@ -41,40 +41,40 @@ class profile:
     ...         with prof.step():
     ...             train_one(batch)
 
-    Steps take turns at the levels, after warm-up; each stored step is one segment of the run directory. What
-    the block could not see or store is counted and stands in the run, and nothing that goes wrong in xsp
-    after the block was entered is raised into the program. Where the disk or another process lets no run be
-    written, a line on stderr says so, and the program goes on without a profile.
+    After the warm-up, recorded steps take turns at the levels. Each stored step is a segment of the run directory.
+    Spans and steps that could not be recorded or stored are counted in the run. After the block was entered, no error
+    of xsp is raised into the program. If no run can be written, because of the disk or another process, a line on
+    stderr says so, and the program continues without a profile.
 
     Args:
-        name: of the run, and of its steps; or a path (`./a`, `~/a`, `/a`, `runs/a`, a `Path`): where the run goes.
+        name: name of the run and of its steps, or a path (`./a`, `~/a`, `/a`, `runs/a`, a `Path`) of the run.
         levels: `M`, `M/L`, `M/L/G`, or names of levels, `model/layer/op`.
-        out: the run directory; `runs/<name>` unless told otherwise. Where something is there, the next free name
-            beside it is taken, `runs/<name>-2`, and said on stderr; `profile.out` is the one that is written.
-        overwrite: replace a run that is there.
-        warmup: steps of which nothing is kept; as many as there are rungs unless told otherwise.
-        settle: steps to run bare before each recorded one, so that it does not run on cold caches; as many as run in
-            2 ms unless told otherwise.
-        every: record one step in so many, on average; the others run with all collectors off.
-        spread: draw at random which steps are recorded, so that what a program does in every second step or in
-            every tenth is seen as often as it happens; False records them at equal distances.
-        budget: of the program's time, `"1%"` or 0.01: how often and how deep to record, so that all that
-            profiling costs stays below it (see `xsp.record.budget`).
-        seed: of the order in which the levels take turns.
-        batch_size: samples in a step; the first dimension of the model's input unless told otherwise.
-        collectors: names of entry points, or instances; all that are installed unless told otherwise.
-        kernels: where device work comes from: `cupti`, `kineto` (torch.profiler), or `auto`, the first of them
-            that passes a trial on this machine.
-        only: measure at this rung alone (a program that is run once per level).
-        listener: makes the function that collectors signal the program's boundaries to.
-        hosts: a profile that is opened inside this block lends its steps to this one (`xsp run` of a
-            program that profiles itself).
-        samples: read power, clocks, memory and use of devices, process and machine meanwhile, in the process that
+        out: the run directory; default: `runs/<name>`. If it exists, the next free name is used, `runs/<name>-2`, and
+            printed on stderr; `profile.out` is the directory that is written.
+        overwrite: replace an existing run.
+        warmup: number of steps of which nothing is kept; default: the number of rungs.
+        settle: number of bare steps before each recorded one, so that it does not run on cold caches; default: as many
+            as run in 2 ms.
+        every: record one step in this many, on average; in the others all collectors are off.
+        spread: draw the recorded steps at random, so that work in every second or tenth step is recorded as often as
+            it occurs; False records at equal distances.
+        budget: share of the program's time, `"1%"` or 0.01, that profiling may cost; it determines how many steps are
+            recorded, and at which levels (see `xsp.record.budget`).
+        seed: seed of the order in which the levels take turns.
+        batch_size: samples in a step; default: the first dimension of the model's input.
+        collectors: names of entry points, or instances; default: all that are installed.
+        kernels: source of device work: `cupti`, `kineto` (torch.profiler), or `auto`, the first of them that passes a
+            trial on this machine.
+        only: record at this rung only (a program that is run once per level).
+        listener: makes the function to which collectors report the boundaries of calls, passes and optimizer steps.
+        hosts: use the steps of a profile that is opened inside this block (`xsp run` of a program that profiles
+            itself).
+        samples: sample power, clocks, memory and utilisation of devices, process and machine, in the process that
             stores the steps.
-        otlp: deliver each step while the run goes on: `http://…`, `grpc://…`, or `env` for what the variables
-            `OTEL_EXPORTER_OTLP_*` say.
-        otlp_policy: what happens when the receiver is slow. `wait`: the program is held between steps, in
-            bounds; `shed`: steps stay in the run directory.
+        otlp: send each step during the run, to `http://…`, `grpc://…`, or `env` for the target of the variables
+            `OTEL_EXPORTER_OTLP_*`.
+        otlp_policy: if the receiver is slow, `wait` lets the program wait between steps, for a limited time; `shed`
+            leaves steps in the run directory.
         enabled: False makes the block and its steps do nothing.
     """
 

@@ -1,13 +1,13 @@
-"""Weights once a machine: a store keeps them in sealed memory, and processes attach to it.
+"""Shared weights: a store keeps one copy per machine in sealed shared memory, and processes attach to it.
 
 ```
 file ──► weights ──► store (a process) ──► client ──► attach(module, source)
          checked     memfd, sealed, LRU    mapping    parameters are views of it
 ```
 
-`weights` reads safetensors strictly and says how tensors lie in memory; `store` is the process that keeps them
-on its `shelf`; `wire` is how it is asked; `client` maps what it hands out, without torch;
-`modules` puts the views into a module.
+`weights` reads safetensors strictly, and has the layout of tensors in memory; `store` is the process that keeps them
+on its `shelf`; `wire` is the protocol; `client` maps the shared memory, without torch; `modules` makes the parameters
+of a module views of it.
 """
 
 from __future__ import annotations

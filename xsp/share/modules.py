@@ -96,24 +96,24 @@ for _name in dir(torch.Tensor):
 
 @dataclass(frozen=True)
 class Attachment:
-    """What `attach` did. The attachment itself lasts as long as a parameter of it does."""
+    """The result of `attach`. A process is attached as long as one of the attached parameters exists."""
 
     key: str
-    """`sha256:` and the digits of what is shared; several with commas between them where the weights are in shards."""
+    """Key of the weights, `sha256:` and digits; several keys with commas if the weights are in shards."""
 
     hit: bool
-    """The store held it already, all of it."""
+    """Whether all of the weights were in the store already."""
 
     shared: int
-    """Parameters that are views."""
+    """Number of parameters that are views of the shared memory."""
 
     shared_bytes: int
     private: dict[str, str]
-    """Names of what is a copy of this process's own, with the reason."""
+    """Names of parameters and buffers that are copies of this process, with the reason."""
 
     private_bytes: int
     unused: tuple[str, ...]
-    """Names of the file that the module has no place for (with `strict=False`)."""
+    """Names in the file that the module does not have (with `strict=False`)."""
 
 
 def attach(
@@ -125,22 +125,22 @@ def attach(
     folder: Path | None = None,
     patience_s: float = client.PATIENCE_S,
 ) -> Attachment:
-    """Make the parameters of a module views of weights that the store of this machine keeps, and set it to `eval`.
+    """Make the parameters of a module read-only views of weights in the store of this machine, and call `eval()` on it.
 
-    The module may be on the meta device, or from `empty()`; else the memory of its parameters is given back. Nothing in
-    it is changed if anything does not fit. Tied parameters stay tied.
+    The module may be on the meta device, or from `empty()`; otherwise the memory of its parameters is freed. If
+    anything does not match, the module is not changed. Tied parameters stay tied.
 
     Args:
         module: on the CPU, or without values.
-        source: a safetensors file; the index of its shards (`model.safetensors.index.json`); a folder that holds one of
-            them; or `sha256:…` of what the store holds.
-        strict: refuse names of the file that the module does not have.
-        cast: make copies of parameters whose type is another one in the file, instead of refusing them.
-        folder: of the store's socket, see `xsp.share.wire.directory`.
+        source: a safetensors file; the index of its shards (`model.safetensors.index.json`); a folder that contains one
+            of these; or the key `sha256:…` of weights in the store.
+        strict: refuse names in the file that the module does not have.
+        cast: copy parameters that have another type in the file, instead of refusing them.
+        folder: directory of the store's socket, see `xsp.share.wire.directory`.
         patience_s: how long to wait for the store, in seconds.
 
     Raises:
-        ShareError: there is no store, the file is refused, or it does not fit the module; the message says why.
+        ShareError: there is no store, the file is invalid, or it does not match the module; the message says why.
     """
     named = os.fsdecode(source)
     with span("share.attach"):
@@ -313,7 +313,7 @@ def _refuse_training(module: torch.nn.Module) -> None:
 
 
 def detach(module: torch.nn.Module) -> int:
-    """Give a module weights of its own again, which can be trained and written; return the bytes that were copied."""
+    """Copy the shared weights of a module, so that they can be trained; return the number of copied bytes."""
     own: dict[int, torch.nn.Parameter] = {}
     copied = 0
     for each in module.modules():
@@ -330,10 +330,10 @@ def detach(module: torch.nn.Module) -> int:
 
 @contextlib.contextmanager
 def empty() -> Iterator[None]:
-    """Build modules without memory for their parameters, and with their buffers: what `attach` is to fill.
+    """Build modules without memory for their parameters, for `attach`; buffers are built as usual.
 
-    Weights are neither allocated nor drawn at random, which takes longer than loading does for most models. It changes
-    `torch.nn.Module.register_parameter` meanwhile, for all threads.
+    Weights are neither allocated nor initialised, which for most models takes longer than loading. While the context is
+    active, `torch.nn.Module.register_parameter` is changed for all threads.
     """
     before = torch.nn.Module.register_parameter
 
@@ -351,12 +351,12 @@ def empty() -> Iterator[None]:
 
 
 def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> str:
-    """Bring a state dict into the store and return its key, `sha256:…`, that `attach` takes as a source.
+    """Copy a state dict into the store and return its key, `sha256:…`, which `attach` accepts as a source.
 
-    Nothing is written to a disk: what the store evicts must be brought again.
+    Nothing is written to a disk: weights that the store evicts have to be put there again.
 
     Raises:
-        ShareError: there is no store, it has no room, or the state dict holds what is no tensor.
+        ShareError: there is no store, it is full, or a value of the state dict is not a tensor.
     """
     from safetensors.torch import save
 

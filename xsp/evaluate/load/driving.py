@@ -77,7 +77,7 @@ def drive(
     most_seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Requests:
-    """Put a schedule to a function, and return what came of each request.
+    """Send the requests of a schedule to a function, and return the times of each request.
 
     Args:
         schedule: when requests are due.

@@ -98,15 +98,15 @@ class Summary:
 
 
 def summarise(requests: Requests, shares: Sequence[float] = SHARES, poisson: bool = False) -> Summary:
-    """Return what the requests say.
+    """Return percentiles and other figures of the latencies of requests.
 
     Args:
-        requests: at least one.
-        shares: of the percentiles.
-        poisson: whether they came independently of each other, for the waiting that queueing theory expects.
+        requests: at least one request.
+        shares: percentiles to compute, as shares from 0 to 1.
+        poisson: whether arrivals were independent, for the waiting time that queueing theory expects.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are no requests.
     """
     if not len(requests):
         why = f": {requests.stopped}" if requests.stopped else ""

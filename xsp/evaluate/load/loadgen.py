@@ -54,7 +54,7 @@ def drive(
     seed: int = 0,
     seconds: float = 0.0,
 ) -> Driven:
-    """Let LoadGen put requests to a function.
+    """Let LoadGen send requests to a function.
 
     Args:
         kind: one of `SCENARIOS`.

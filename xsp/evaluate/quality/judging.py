@@ -114,21 +114,21 @@ def judge(before: Outcome, after: Outcome) -> Judgement:
     """Return whether two evaluations are the same.
 
     Args:
-        before: the one that is kept.
-        after: the one that was made again.
+        before: the stored evaluation.
+        after: the repeated evaluation.
     """
     reasons = [*_of_environment(before, after), *_of_outputs(before, after), *_of_latency(before, after)]
     return Judgement(_together(reasons), tuple(reasons))
 
 
 def settle(before: Outcome, again: Callable[[], Outcome], most: int = MOST_TURNS) -> Judgement:
-    """Repeat an evaluation until it is known whether it is the same, at most so often.
+    """Repeat an evaluation until it is known whether it is the same, at most `most` times.
 
-    A difference of the environment or of the outputs is known at once. One that only the latencies of one run have may
-    be a disturbance of the machine, so it is repeated.
+    A difference of the environment or of the outputs decides at once. A difference of latencies alone can be a
+    disturbance of the machine, so the evaluation is repeated.
 
     Args:
-        before: the one that is kept.
+        before: the stored evaluation.
         again: makes it again.
         most: times.
     """
