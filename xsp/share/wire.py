@@ -34,8 +34,8 @@ def directory(given: Path | None = None) -> Path:
     return Path(own) / "xsp-share" if own else Path("/tmp") / f"xsp-share-{os.getuid()}"
 
 
-def socket_of(folder: Path) -> str:
-    """Return the path of the socket in a directory that only this user can enter.
+def socket_of(folder: Path, name: str = SOCKET) -> str:
+    """Return the path of a socket in a directory that only this user can enter.
 
     Raises:
         ShareError: it is another user's or open to others, or its path is too long.
@@ -46,7 +46,7 @@ def socket_of(folder: Path) -> str:
         raise ShareError(f"{folder}: no store runs there ({error.strerror}); start one: xsp share serve") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ShareError(f"{folder}: is to be a directory of yours that nobody else can enter (chmod 700)")
-    path = str(folder / SOCKET)
+    path = str(folder / name)
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise ShareError(f"{folder}: its path is too long for a socket; give a shorter one with --dir or {DIRECTORY}")
     return path
