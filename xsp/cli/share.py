@@ -12,6 +12,7 @@ examples:
   xsp share put model.safetensors             copy weights before the first client asks
   xsp share status                            what it holds, and who is attached
   xsp share evict 9f86d081                    free what nobody is attached to
+  xsp share serve --device 0                  the store, and copies of weights on a GPU, once for all processes
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ PARTS = {
     "put": "xsp.cli.share_put",
     "status": "xsp.cli.share_status",
     "evict": "xsp.cli.share_evict",
+    "check": "xsp.cli.share_check",
     "measure": "xsp.cli.share_measure",
     "estimate": "xsp.cli.share_estimate",
 }

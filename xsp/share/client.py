@@ -217,10 +217,19 @@ def status(folder: Path | None = None, name: str = wire.SOCKET) -> dict[str, Any
         ShareError: there is no store.
     """
     with connect(folder, name=name) as connection:
-        _, sent = ask(connection, {"ask": "status"})
+        found: dict[str, Any] = told(connection, {"ask": "status"})
+    return found
+
+
+def told(connection: socket.socket, asked: dict[str, Any]) -> Any:
+    """Return an answer that is too long for a message: it comes in memory.
+
+    Raises:
+        ShareError: as `ask` does.
+    """
+    _, sent = ask(connection, asked)
     with open(sent[0], "rb") as file:
-        told: dict[str, Any] = json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
-    return told
+        return json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
 
 
 def evict(key: str, folder: Path | None = None, name: str = wire.SOCKET) -> dict[str, Any]:

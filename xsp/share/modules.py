@@ -21,7 +21,8 @@ import torch
 from xsp.errors import ShareError
 from xsp.record.blocks import span
 from xsp.scrub import plain
-from xsp.share import client, wire
+from xsp.share import client, devices, driver, wire
+from xsp.share.devices import DeviceHeld, DeviceMapping
 from xsp.share.weights import Tensor, shards
 
 TYPES = {
@@ -31,7 +32,7 @@ TYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 
-_live: weakref.WeakSet[client.Mapping] = weakref.WeakSet()
+_live: weakref.WeakSet[client.Mapping | DeviceMapping] = weakref.WeakSet()
 
 _WRITTEN = "these weights are shared by several processes and cannot be written"
 _REMEDY = "xsp.share.detach(module) makes them this process's own, to train or to change"
@@ -39,9 +40,9 @@ _REMEDY = "xsp.share.detach(module) makes them this process's own, to train or t
 
 def is_shared(tensor: torch.Tensor) -> bool:
     """Return whether a tensor lies in memory that this process shares, and is read only."""
-    if tensor.device.type != "cpu":
+    if tensor.is_meta:
         return False
-    at = tensor.data_ptr()
+    at = tensor.data_ptr()  # those of devices and of the host are of one address space
     return any(each.address <= at < each.address + each.nbytes for each in _live)
 
 
@@ -49,7 +50,7 @@ class SharedParameter(torch.nn.Parameter):
     """A parameter in shared memory: it takes no gradient, and its methods that write raise.
 
     What writes below Python (an optimizer's fused step, NumPy's view) is stopped by the system: SIGSEGV, in the process
-    that writes.
+    that writes. On a device nothing stops it.
     """
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
@@ -120,6 +121,7 @@ def attach(
     module: torch.nn.Module,
     source: str | os.PathLike[str],
     *,
+    device: str | torch.device | None = None,
     strict: bool = True,
     cast: bool = False,
     folder: Path | None = None,
@@ -131,9 +133,11 @@ def attach(
     it is changed if anything does not fit. Tied parameters stay tied.
 
     Args:
-        module: on the CPU, or without values.
+        module: on the CPU, or without values; or on the device.
         source: a safetensors file; the index of its shards (`model.safetensors.index.json`); a folder that holds one of
             them; or `sha256:…` of what the store holds.
+        device: such as `cuda:0`, which the store serves (`xsp share serve --device 0`): the parameters become views of
+            memory there, and buffers are moved there. None for memory of the host.
         strict: refuse names of the file that the module does not have.
         cast: make copies of parameters whose type is another one in the file, instead of refusing them.
         folder: of the store's socket, see `xsp.share.wire.directory`.
@@ -143,25 +147,51 @@ def attach(
         ShareError: there is no store, the file is refused, or it does not fit the module; the message says why.
     """
     named = os.fsdecode(source)
+    ordinal = None if device is None else _ordinal(device)
     with span("share.attach"):
-        held = [client.attach(each, folder, patience_s) for each in shards(named)]
+        opened = None if ordinal is None else driver.device(ordinal)
+        on_host = [client.attach(each, folder, patience_s) for each in shards(named)]
+        held: Sequence[Held] = on_host
+        if opened is not None:
+            held = [devices.attach(each, opened, named, folder, patience_s) for each in on_host]
         with span("share.assign"):
             return _assigned(module, held, named, strict, cast)
 
+
+def _ordinal(given: str | torch.device) -> int | None:
+    """Return the number of a device; None for the host.
+
+    Raises:
+        ShareError: it is none whose memory can be shared.
+    """
+    try:
+        found = torch.device(given)
+    except RuntimeError as error:
+        raise ShareError(f"device={given!r}: {str(error).splitlines()[0]}") from None
+    if found.type == "cpu":
+        return None
+    if found.type != "cuda" or torch.version.hip is not None:
+        raise ShareError(f"device={str(given)!r}: memory is shared on the host and on NVIDIA's devices: cpu, cuda:0")
+    if torch.version.cuda is None:
+        raise ShareError(f"device={str(given)!r}: this PyTorch ({torch.__version__}) is built without CUDA")
+    return torch.cuda.current_device() if found.index is None else found.index
+
+
+Held = client.Held | DeviceHeld
+"""What this process is attached to, on the host or on a device."""
 
 Slot = tuple[torch.nn.Module, str]
 """A module, and the name of a tensor in it."""
 
 
-def _assigned(
-    module: torch.nn.Module, held: Sequence[client.Held], source: str, strict: bool, cast: bool
-) -> Attachment:
+def _assigned(module: torch.nn.Module, held: Sequence[Held], source: str, strict: bool, cast: bool) -> Attachment:
     """Put what is held into a module.
 
     Raises:
         ShareError: it does not fit.
     """
-    parameters, buffers, volatile = _slots(module)
+    place = _place(held[0])
+    parameters, buffers, volatile, others = _slots(module, place)
     there = {tensor.name: (each, tensor) for each in held for tensor in each.tensors}
     if len(there) < sum(len(each.tensors) for each in held):
         counted = Counter(tensor.name for each in held for tensor in each.tensors)
@@ -216,6 +246,7 @@ def _assigned(
             private[name] = "a buffer"
             private_bytes += copy.nbytes
             made.append(([(owner, own)], copy))
+    made += [([(owner, own)], owner._buffers[own].to(place)) for owner, own in others]  # type: ignore[union-attr]
     for slots, tensor in made:
         for owner, own in slots:
             (owner._parameters if own in owner._parameters else owner._buffers)[own] = tensor
@@ -226,15 +257,20 @@ def _assigned(
     return Attachment(keys, all(each.hit for each in held), shared, shared_bytes, private, private_bytes, unused)
 
 
-def _slots(module: torch.nn.Module) -> tuple[dict[str, Slot], dict[str, Slot], list[str]]:
-    """Return where a module's parameters and buffers are, by name, and which buffers have neither values nor a file.
+def _slots(
+    module: torch.nn.Module, place: torch.device
+) -> tuple[dict[str, Slot], dict[str, Slot], list[str], list[Slot]]:
+    """Return where a module's parameters and buffers are, by name, and buffers that no file has.
+
+    Of these the names of those without values, and where those are that have some elsewhere than a device.
 
     Raises:
-        ShareError: it holds what cannot be replaced: what is on a device, or not made yet.
+        ShareError: it holds what cannot be replaced: what is on another device, or not made yet.
     """
     parameters: dict[str, Slot] = {}
     buffers: dict[str, Slot] = {}
     volatile: list[str] = []
+    others: list[Slot] = []
     for path, each in module.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         for name, parameter in each._parameters.items():
@@ -243,9 +279,10 @@ def _slots(module: torch.nn.Module) -> tuple[dict[str, Slot], dict[str, Slot], l
             is_plain = type(parameter) is torch.nn.Parameter and parameter.layout == torch.strided
             if not is_plain and isinstance(parameter, torch.nn.parameter.UninitializedParameter):
                 raise ShareError(f"{prefix}{name}: has no shape before the first call (a lazy module); call it once")
-            if parameter.device.type not in ("cpu", "meta"):
+            if parameter.device.type not in ("cpu", "meta") and parameter.device != place:
                 raise ShareError(
-                    f"{prefix}{name}: is on {parameter.device}; only memory of the host is shared: attach on the CPU"
+                    f"{prefix}{name}: is on {parameter.device}, and what is to be shared on {place}; pass "
+                    f"device={str(parameter.device)!r}, which the store has to serve, or move the module to the CPU"
                 )
             if not is_plain and (type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided):
                 raise ShareError(f"{prefix}{name}: is {type(parameter.data).__name__}, which is no plain tensor")
@@ -257,10 +294,12 @@ def _slots(module: torch.nn.Module) -> tuple[dict[str, Slot], dict[str, Slot], l
                 buffers[prefix + name] = each, name
             elif buffer.device.type == "meta":
                 volatile.append(prefix + name)
-    return parameters, buffers, volatile
+            elif place.type != "cpu" and buffer.device != place:
+                others.append((each, name))
+    return parameters, buffers, volatile, others
 
 
-def _checked(held: client.Held, tensor: Tensor, wanted: Any, where: str) -> torch.Tensor:
+def _checked(held: Held, tensor: Tensor, wanted: Any, where: str) -> torch.Tensor:
     """Return the view of a tensor.
 
     Raises:
@@ -273,13 +312,33 @@ def _checked(held: client.Held, tensor: Tensor, wanted: Any, where: str) -> torc
     return view_of(held, tensor)
 
 
-def view_of(held: client.Held, tensor: Tensor) -> torch.Tensor:
+def view_of(held: Held, tensor: Tensor) -> torch.Tensor:
     """Return a tensor of what is held, as a view, which keeps the attachment alive."""
     kind = TYPES[tensor.dtype]
     if not tensor.nbytes:
-        return torch.empty(tensor.shape, dtype=kind)
+        return torch.empty(tensor.shape, dtype=kind, device=_place(held))
+    if isinstance(held, DeviceHeld):
+        part = _whole(held)[tensor.offset : tensor.offset + tensor.nbytes]
+        return part.view(kind).view(tensor.shape)
     count = tensor.nbytes // kind.itemsize
     return torch.frombuffer(held.array, dtype=kind, count=count, offset=tensor.offset).view(tensor.shape)
+
+
+def _place(held: Held) -> torch.device:
+    return _whole(held).device if isinstance(held, DeviceHeld) else torch.device("cpu")
+
+
+def _whole(held: DeviceHeld) -> torch.Tensor:
+    """Return all bytes of what is held on a device, as one tensor, which is made once."""
+    if held.whole is None:
+        held.whole = on_device(held.mapping)
+    whole: torch.Tensor = held.whole
+    return whole
+
+
+def on_device(mapping: DeviceMapping) -> torch.Tensor:
+    """Return the bytes of a mapping as a tensor, which keeps it alive."""
+    return torch.as_tensor(mapping, device=f"cuda:{mapping.device.ordinal}")
 
 
 def _some(names: Any) -> str:

@@ -14,6 +14,7 @@ import os
 import queue
 import resource
 import selectors
+import signal
 import socket
 import stat
 import struct
@@ -98,14 +99,25 @@ class Serving(Generic[Kind]):
         self._goes_on = False
         self._wake()
 
-    @property
-    def wakes(self) -> int:
-        """Descriptor that wakes `serve` when a byte is written to it: for `signal.set_wakeup_fd`."""
-        return self._wakes
-
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wakes, b"x")
+
+    def serve_until_signal(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Answer clients until an interrupt or SIGTERM; in the main thread.
+
+        Args:
+            ready: called once either would end it.
+        """
+        earlier = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)  # any thread may get the signal
+        before = {each: signal.signal(each, lambda *_: self.end()) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            ready()
+            self.serve()
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            signal.set_wakeup_fd(earlier)
 
     def serve(self) -> None:
         """Answer clients until `end`; then let go of everything."""

@@ -52,6 +52,16 @@ def socket_of(folder: Path, name: str = SOCKET) -> str:
     return path
 
 
+def device_socket(uuid: str) -> str:
+    """Return the name of the socket of a device's store: by the device, however a process counts its devices."""
+    return f"cuda-{uuid[:12]}.sock"
+
+
+def device_sockets(folder: Path) -> list[str]:
+    """Return the names of such sockets in a directory; nothing where there is none."""
+    return sorted(each.name for each in folder.glob("cuda-*.sock"))
+
+
 def in_memory(data: bytes) -> int:
     """Return the descriptor of a memfd with some bytes."""
     memory = os.memfd_create("xsp-share", os.MFD_CLOEXEC)
