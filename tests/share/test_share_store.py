@@ -350,6 +350,26 @@ def test_a_shelf_evicts_nothing_where_that_would_not_make_room() -> None:
     holder.connection.close()
 
 
+def test_what_was_evicted_meanwhile_is_given_to_nobody_and_what_is_waited_for_is_not_evicted() -> None:
+    shelf: Shelf[shelf_of.Object] = Shelf(100)
+    holder = shelf_of.Client(socket.socket(), 1)
+    shelf.reserve(60, "a")
+    made = shelf.put(shelf_of.Object("a", os.open("/dev/null", os.O_RDONLY), 60, 1, "a"))
+    shelf.reserve(60, "b")  # by the thread that copies, while the other one is about to give it
+    assert not shelf.attach(holder, made)
+    assert holder.object is None
+    kept = shelf.put(shelf_of.Object("b", os.open("/dev/null", os.O_RDONLY), 60, 1, "b"), [holder])
+    with pytest.raises(ShareError, match="do not fit"):
+        shelf.reserve(60, "c")
+    shelf.withdraw(kept)
+    assert (shelf.objects, shelf.held_bytes) == ({}, 60)
+    shelf.detach(holder)
+    assert (shelf.withdrawn, shelf.held_bytes) == ([], 0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(kept.memory)
+    holder.connection.close()
+
+
 def shelved(eviction: Eviction, *objects: tuple[str, int, int, int]) -> Shelf:
     """Return a full shelf of objects: key, bytes, how often it was found there, and nanoseconds to copy."""
     shelf = Shelf(sum(nbytes for _, nbytes, _, _ in objects), eviction)

@@ -169,19 +169,24 @@ class DeviceStore(Serving[OnDevice]):
             raise ShareError("the client means another device than this store has")
         key = str(asked.get("key", ""))
         there = self.shelf.objects.get(key)
-        if there is not None and self._is_intact(there):
+        if there is not None and self.shelf.attach(client, there) and self._is_intact(client, there):
             self._give(client, there, True, [])
         elif not self._waits(client, key):
             self._have_done(key, functools.partial(self._copy, key, plain(str(asked.get("source", "")))), self._put)
 
-    def _is_intact(self, there: OnDevice) -> bool:
-        """Compare a sample of blocks with the host's; what differs is given to nobody any more.
+    def _is_intact(self, client: Client, there: OnDevice) -> bool:
+        """Compare a sample of blocks with the host's; what differs is given to nobody any more, also not to the client.
 
         Raises:
-            ShareError: the device cannot be read.
+            ShareError: the device cannot be read; the client is not attached then.
         """
         self._draws += 1
-        differs = differing(there, sample(there.size, self._draws))
+        differs = "?"
+        try:
+            differs = differing(there, sample(there.size, self._draws))
+        finally:
+            if differs:
+                self.shelf.detach(client)
         if differs:
             self._withdraw(there, differs)
         return not differs
@@ -281,8 +286,9 @@ class DeviceStore(Serving[OnDevice]):
             return
         holders = []
         for each in list(self.shelf.objects.values()):  # nothing is freed while it is compared
-            holders.append(Client(self._store, os.getpid()))
-            self.shelf.attach(holders[-1], each)
+            holder = Client(self._store, os.getpid())
+            if self.shelf.attach(holder, each):
+                holders.append(holder)
         objects = [holder.object for holder in holders if isinstance(holder.object, OnDevice)]
         self._have_done(_CHECK, lambda: self._compared(objects), functools.partial(self._tell_compared, holders))
 

@@ -260,8 +260,8 @@ class Serving(Generic[Kind]):
         raise NotImplementedError
 
     def _give(self, client: Client, given: Kind, hit: bool, spans: Iterable[Span]) -> None:
+        """Hand an object to a client that is attached to it."""
         given.hits += hit
-        self.shelf.attach(client, given)
         told, memory = self._handed(given)
         told |= {"key": given.key, "hit": hit, "generation": self.generation, "spans": [*spans]}
         self._send(client, told, memory, keep=True)
@@ -368,8 +368,7 @@ class Serving(Generic[Kind]):
             for client in waiting:
                 self._send(client, {"error": made.error})
             return None
-        kept = self.shelf.put(made.object)
-        self.shelf.touch(kept)
+        kept = self.shelf.put(made.object, waiting)
         for client in waiting:
             self._give(client, kept, False, made.spans)
         return kept

@@ -6,7 +6,7 @@ import enum
 import os
 import socket
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -185,13 +185,20 @@ class Shelf(Generic[Kind]):
         with self.lock:
             self.reserved_bytes -= nbytes
 
-    def put(self, made: Kind) -> Kind:
-        """Keep an object, in the room that was reserved for it; return it, or the same one that was there."""
+    def put(self, made: Kind, clients: Iterable[Client] = ()) -> Kind:
+        """Keep an object, in the room that was reserved for it, and count those who wait for it before it can go again.
+
+        Returns:
+            It, or the same one that was there.
+        """
         with self.lock:
             self.reserved_bytes -= made.nbytes
             there = self.objects.setdefault(made.key, made)
             if there is not made:
                 made.free()
+            self.touch(there)
+            for client in clients:
+                self._attach(client, there)
             return there
 
     def touch(self, used: Object) -> None:
@@ -200,12 +207,18 @@ class Shelf(Generic[Kind]):
         used.used = self._moment
         used.priority = self._inflation + (used.hits + 1) * used.copy_ns / max(used.nbytes, 1)
 
-    def attach(self, client: Client, to: Kind) -> None:
-        """Count a client."""
+    def attach(self, client: Client, to: Kind) -> bool:
+        """Count a client; return whether the object is there still: the other thread may have evicted it just now."""
         with self.lock:
-            to.attached.add(client)
-            client.object = to
-            self.touch(to)
+            if self.objects.get(to.key) is not to:
+                return False
+            self._attach(client, to)
+            return True
+
+    def _attach(self, client: Client, to: Kind) -> None:
+        to.attached.add(client)
+        client.object = to
+        self.touch(to)
 
     def detach(self, client: Client) -> None:
         """Count it no more; said twice, it changes nothing."""

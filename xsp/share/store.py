@@ -56,7 +56,10 @@ class Store(Serving[Object]):
 
     def _begin(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
         if "key" in asked:
-            self._give(client, self._of_key(str(asked["key"])), True, [])
+            named = self._of_key(str(asked["key"]))
+            if not self.shelf.attach(client, named):
+                raise ShareError(f"{named.key[:16]}: was evicted just now; attach to its file")
+            self._give(client, named, True, [])
             return
         if not sent:
             raise ShareError("an attachment needs a file or a key")
@@ -66,7 +69,7 @@ class Store(Serving[Object]):
             raise ShareError(f"{source}: is no regular file")
         version = version_of(found)
         there = self.shelf.objects.get(self._known.get(version, ""))
-        if there is not None:
+        if there is not None and self.shelf.attach(client, there):
             self._give(client, there, True, [])
         elif not self._waits(client, version):
             work = functools.partial(self._copied, version, sent.pop(0), source)
