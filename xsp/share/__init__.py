@@ -3,11 +3,15 @@
 ```
 file ──► weights ──► store (a process) ──► client ──► attach(module, source)
          checked     memfd, sealed, LRU    mapping    parameters are views of it
+                        │ client                        ▲
+                        ▼                               │
+                     devicestore (a process) ──► devices: what another process has on a GPU, opened by CUDA IPC
 ```
 
 `weights` reads safetensors strictly and says how tensors lie in memory; `store` is the process that keeps them
-on its `shelf`; `wire` is how it is asked; `client` maps what it hands out, without torch;
-`modules` puts the views into a module.
+on its `shelf`, and `devicestore` the one that keeps copies on a device; `serving` is what both are; `wire` is how they
+are asked; `client` and `devices` map what they hand out, without torch, the latter by the `driver`; `modules` puts the
+views into a module.
 """
 
 from __future__ import annotations
