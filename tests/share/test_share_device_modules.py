@@ -157,7 +157,7 @@ def test_each_tier_of_a_cold_start_is_in_the_trace(there: Running, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("device", "says"),
-    [("nonsense", "Expected one of"), ("meta", "on the host and on NVIDIA's devices"), ("cuda:7", "1 devices")],
+    [("nonsense", "Expected one of"), ("meta", "on the host and on NVIDIA's devices"), ("cuda:7", "devices here is 1")],
 )
 def test_devices_that_cannot_be_are_one_error(device: str, says: str, there: Running, tmp_path: Path) -> None:
     module = small()
@@ -165,6 +165,13 @@ def test_devices_that_cannot_be_are_one_error(device: str, says: str, there: Run
     with pytest.raises(ShareError, match=says):
         share.attach(module, written(tmp_path, module.state_dict()), device=device, folder=there.folder)
     assert module.head.weight is weight
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_no_device_is_one_error(device: str, tmp_path: Path) -> None:
+    with pytest.raises(ShareError, match=r"driver|NVIDIA"):
+        share.attach(small(), tmp_path / "no.safetensors", device=device, folder=tmp_path / "s")
 
 
 def test_the_host_is_a_device_too(there: Running, tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def driver_is_there() -> bool:
 
 
 def test_a_device_that_there_is_not_is_one_error(standing: Standing) -> None:
-    with pytest.raises(ShareError, match=r"cuda:3: there are 1 devices here"):
+    with pytest.raises(ShareError, match=r"cuda:3: there is no such device; the number of devices here is 1"):
         driver.device(3)
 
 

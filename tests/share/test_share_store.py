@@ -155,6 +155,26 @@ def test_nobody_else_can_reach_it(there: Running, tmp_path: Path) -> None:
         Store(tmp_path / "t", 0)
 
 
+@pytest.mark.parametrize("what", ["a file", "a link", "a folder"])
+def test_what_lies_in_the_place_of_its_socket_stays_there(what: str, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir(mode=0o700)
+    place = tmp_path / "s" / wire.SOCKET
+    if what == "a folder":
+        place.mkdir()
+    elif what == "a link":
+        place.symlink_to(file_of(tmp_path, "a", 1))
+    else:
+        place.write_text("mine")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        with pytest.raises(ShareError, match=r"store\.sock: is no socket; move it away, or give another directory"):
+            Store(tmp_path / "s", 1 << 20)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert os.path.lexists(place)
+    with pytest.raises(ShareError, match="no store runs there"):
+        client.status(tmp_path / "s")
+
+
 def test_its_memory_is_sealed(there: Running, tmp_path: Path) -> None:
     import fcntl
     import mmap

@@ -163,7 +163,10 @@ class Device:
         count = ctypes.c_int()
         self._call("cuDeviceGetCount", ctypes.byref(count))
         if not 0 <= ordinal < count.value:
-            raise ShareError(f"{self.where}: there are {count.value} devices here (CUDA_VISIBLE_DEVICES counts)")
+            raise ShareError(
+                f"{self.where}: there is no such device; the number of devices here is {count.value}, which "
+                "CUDA_VISIBLE_DEVICES may limit"
+            )
         number, name, uuid = ctypes.c_int(), ctypes.create_string_buffer(256), _Uuid()
         self._call("cuDeviceGet", ctypes.byref(number), ordinal)
         self._call("cuDeviceGetName", ctypes.byref(name), len(name), number)

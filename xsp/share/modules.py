@@ -174,7 +174,12 @@ def _ordinal(given: str | torch.device) -> int | None:
         raise ShareError(f"device={str(given)!r}: memory is shared on the host and on NVIDIA's devices: cpu, cuda:0")
     if torch.version.cuda is None:
         raise ShareError(f"device={str(given)!r}: this PyTorch ({torch.__version__}) is built without CUDA")
-    return torch.cuda.current_device() if found.index is None else found.index
+    if found.index is not None:
+        return found.index
+    try:
+        return torch.cuda.current_device()
+    except (RuntimeError, AssertionError) as error:
+        raise ShareError(f"device={str(given)!r}: {str(error).splitlines()[0]}") from None
 
 
 Held = client.Held | DeviceHeld
