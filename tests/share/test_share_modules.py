@@ -323,8 +323,23 @@ def test_a_state_dict_is_brought_without_a_file(there: Running, tmp_path: Path) 
     other = small(2)
     assert share.attach(other, key, folder=there.folder).key == key
     assert torch.equal(other(x), module(x))
-    with pytest.raises(ShareError, match="cannot be shared"):
-        share.put({"a": 3}, folder=there.folder)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (lambda: 3, "w is int, no tensor"),
+        (lambda: None, "w is NoneType, no tensor"),
+        (lambda: torch.ones(2, device="meta"), "w has no values"),
+        (lambda: torch.eye(2).to_sparse(), r"w is float32, torch\.sparse_coo; only dense"),
+        (lambda: torch.eye(2).to_mkldnn(), r"w is float32, torch\._mkldnn"),
+        (lambda: torch.ones(2, dtype=torch.complex128), "w is complex128"),
+        (lambda: torch.ones(2).to(torch.float8_e4m3fnuz), "w is float8_e4m3fnuz"),
+    ],
+)
+def test_what_no_file_of_weights_can_hold_is_refused_by_name(there: Running, value: Any, says: str) -> None:
+    with pytest.raises(ShareError, match=f"the state dict cannot be shared: {says}"):
+        share.put({"w": value()}, folder=there.folder)
 
 
 def test_a_cold_start_is_in_the_trace(there: Running, tmp_path: Path) -> None:

@@ -343,6 +343,7 @@ def _whole(held: DeviceHeld) -> torch.Tensor:
 
 def on_device(mapping: DeviceMapping) -> torch.Tensor:
     """Return the bytes of a mapping as a tensor, which keeps it alive."""
+    torch.cuda.init()
     return torch.as_tensor(mapping, device=f"cuda:{mapping.device.ordinal}")
 
 
@@ -422,15 +423,32 @@ def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> s
     Raises:
         ShareError: there is no store, it has no room, or the state dict holds what is no tensor.
     """
-    from safetensors.torch import save
-
-    try:
-        plain_tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-        data = save(plain_tensors)
-    except (AttributeError, ValueError, KeyError, TypeError) as error:
-        raise ShareError(f"the state dict cannot be shared: {error}") from error
-    file = wire.in_memory(data)
+    file = _saved(weights)
     try:
         return f"sha256:{client.attach(file, folder).key}"
     finally:
         os.close(file)
+
+
+def _saved(weights: Mapping[str, torch.Tensor]) -> int:
+    """Return the descriptor of memory with a state dict, as safetensors writes it.
+
+    Raises:
+        ShareError: it holds what the format does not have.
+    """
+    from safetensors.torch import save
+
+    known = set(TYPES.values())
+    for name, tensor in weights.items():
+        where = f"the state dict cannot be shared: {plain(str(name))[:100]}"
+        if not isinstance(tensor, torch.Tensor):
+            raise ShareError(f"{where} is {type(tensor).__name__}, no tensor (packed and quantised layers have such)")
+        if tensor.is_meta:
+            raise ShareError(f"{where} has no values: it is on the meta device")
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in known:
+            kind = "nested" if tensor.is_nested else f"{_type(tensor)}, {tensor.layout}"
+            raise ShareError(f"{where} is {kind}; only dense tensors of plain types can be")
+    try:
+        return wire.in_memory(save({name: each.detach().cpu().contiguous().clone() for name, each in weights.items()}))
+    except (AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ShareError(f"the state dict cannot be shared: {str(error).splitlines()[0]}") from error
