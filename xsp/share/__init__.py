@@ -11,7 +11,7 @@ file ──► weights ──► store (a process) ──► client ──► at
 `weights` reads safetensors strictly and says how tensors lie in memory; `store` is the process that keeps them
 on its `shelf`, and `devicestore` the one that keeps copies on a device; `serving` is what both are; `wire` is how they
 are asked; `client` and `devices` map what they hand out, without torch, the latter by the `driver`; `modules` puts the
-views into a module.
+views into a module, which `building` made without values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xsp.share.modules import Attachment, attach, detach, empty, put
+    from xsp.share.building import empty
+    from xsp.share.modules import Attachment, attach, detach, put
 
 __all__ = ["Attachment", "attach", "detach", "empty", "put"]
 
@@ -28,4 +29,5 @@ __all__ = ["Attachment", "attach", "detach", "empty", "put"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'xsp.share' has no attribute {name!r}")
-    return getattr(import_module("xsp.share.modules"), name)  # it loads torch, which the store does without
+    of = "building" if name == "empty" else "modules"
+    return getattr(import_module(f"xsp.share.{of}"), name)  # it loads torch, which the store does without

@@ -6,12 +6,11 @@ its own copy of them; a parameter of another type than the file's is a copy too,
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -391,28 +390,6 @@ def detach(module: torch.nn.Module) -> int:
                     copied += parameter.nbytes
                 each._parameters[name] = own[id(parameter)]
     return copied
-
-
-@contextlib.contextmanager
-def empty() -> Iterator[None]:
-    """Build modules without memory for their parameters, and with their buffers: what `attach` is to fill.
-
-    Weights are neither allocated nor drawn at random, which takes longer than loading does for most models. It changes
-    `torch.nn.Module.register_parameter` meanwhile, for all threads.
-    """
-    before = torch.nn.Module.register_parameter
-
-    def register(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
-        before(self, name, param)
-        kept = self._parameters[name]
-        if kept is not None and kept.device.type != "meta" and type(kept) is torch.nn.Parameter:
-            self._parameters[name] = torch.nn.Parameter(kept.to("meta"), requires_grad=kept.requires_grad)
-
-    torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = before  # type: ignore[method-assign]
 
 
 def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> str:
