@@ -161,3 +161,14 @@ def test_a_file_that_does_not_fit_its_module_is_one_error(tmp_path: Path) -> Non
     (tmp_path / "tied.py").write_text(_TIED)
     with pytest.raises(ShareError, match=r"the file lacks \w+"):
         measuring.measure(str(tmp_path / "m.safetensors"), f"{tmp_path}/tied.py:build", 3)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_devices_measures_on_the_host(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    import gpu_share
+
+    found = gpu_share.measure("torchvision:shufflenet_v2_x0_5", tmp_path, 2, device="cpu")
+    assert [len(found[way]) for way in (MMAP, ATTACH)] == [2, 2]
+    assert all(0 < each["load"] < each["both"] for way in (MMAP, ATTACH) for each in found[way])
+    assert found["copies"] == 0  # of devices there is none
