@@ -67,6 +67,7 @@ bench gpu_attribution 75 --rounds 3
 bench gpu_rungs 115 --seconds 3
 bench gpu_true_time 75 --seconds 2
 bench gpu_tiles 60
+bench gpu_share 90 --rounds 3
 bench cupti_decode 30
 part counters 60 "$python" -m xsp.cli run --counters --out "$out/fixtures/runs/counters" --overwrite tests/gpu/small.py
 

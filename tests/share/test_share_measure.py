@@ -199,3 +199,14 @@ def test_a_model_that_computes_while_it_is_built_is_measured_and_one_that_crashe
         monkeypatch.setenv("ENDS", ends)
         with pytest.raises(ShareError, match=rf"{who}( process)? ended \(SIGSEGV\)"):
             measuring.measure(f"{tmp_path}/ending.py:build", turns=3, states=[WARM], together=0)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_devices_measures_on_the_host(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    import gpu_share
+
+    found = gpu_share.measure("torchvision:shufflenet_v2_x0_5", tmp_path, 2, device="cpu")
+    assert [len(found[way]) for way in (MMAP, ATTACH)] == [2, 2]
+    assert all(0 < each["load"] < each["both"] for way in (MMAP, ATTACH) for each in found[way])
+    assert found["copies"] == 0  # of devices there is none

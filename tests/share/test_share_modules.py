@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -10,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,32 @@ def test_a_small_module_is_the_same_to_the_last_bit(there: Running, tmp_path: Pa
     assert not any(is_shared(each) for each in other.buffers())
     for name, value in module.state_dict().items():
         assert torch.equal(other.state_dict()[name], value)
+
+
+def test_building_without_values_is_for_the_thread_that_asks_and_ends_with_the_last_one() -> None:
+    before = torch.nn.Module.register_parameter
+    entered, left = threading.Barrier(3, timeout=60), threading.Barrier(3, timeout=60)
+    found: dict[int, list[bool]] = {}
+
+    def build(number: int) -> None:
+        with share.empty() if number else contextlib.nullcontext():
+            entered.wait()
+            first = torch.nn.Linear(2, 2).weight.is_meta
+            if number == 2:
+                with share.empty():
+                    left.wait()
+            else:
+                left.wait()
+            second = torch.nn.Linear(2, 2).weight.is_meta
+        found[number] = [first, second, torch.nn.Linear(2, 2).weight.is_meta]
+
+    threads = [threading.Thread(target=build, args=(number,)) for number in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == {0: [False] * 3, 1: [True, True, False], 2: [True, True, False]}
+    assert torch.nn.Module.register_parameter is before
 
 
 @pytest.mark.parametrize(
@@ -323,8 +351,23 @@ def test_a_state_dict_is_brought_without_a_file(there: Running, tmp_path: Path) 
     other = small(2)
     assert share.attach(other, key, folder=there.folder).key == key
     assert torch.equal(other(x), module(x))
-    with pytest.raises(ShareError, match="cannot be shared"):
-        share.put({"a": 3}, folder=there.folder)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (lambda: 3, "w is int, no tensor"),
+        (lambda: None, "w is NoneType, no tensor"),
+        (lambda: torch.ones(2, device="meta"), "w has no values"),
+        (lambda: torch.eye(2).to_sparse(), r"w is float32, torch\.sparse_coo; only dense"),
+        (lambda: torch.eye(2).to_mkldnn(), r"w is float32, torch\._mkldnn"),
+        (lambda: torch.ones(2, dtype=torch.complex128), "w is complex128"),
+        (lambda: torch.ones(2).to(torch.float8_e4m3fnuz), "w is float8_e4m3fnuz"),
+    ],
+)
+def test_what_no_file_of_weights_can_hold_is_refused_by_name(there: Running, value: Any, says: str) -> None:
+    with pytest.raises(ShareError, match=f"the state dict cannot be shared: {says}"):
+        share.put({"w": value()}, folder=there.folder)
 
 
 def test_a_cold_start_is_in_the_trace(there: Running, tmp_path: Path) -> None:

@@ -155,6 +155,26 @@ def test_nobody_else_can_reach_it(there: Running, tmp_path: Path) -> None:
         Store(tmp_path / "t", 0)
 
 
+@pytest.mark.parametrize("what", ["a file", "a link", "a folder"])
+def test_what_lies_in_the_place_of_its_socket_stays_there(what: str, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir(mode=0o700)
+    place = tmp_path / "s" / wire.SOCKET
+    if what == "a folder":
+        place.mkdir()
+    elif what == "a link":
+        place.symlink_to(file_of(tmp_path, "a", 1))
+    else:
+        place.write_text("mine")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        with pytest.raises(ShareError, match=r"store\.sock: is no socket; move it away, or give another directory"):
+            Store(tmp_path / "s", 1 << 20)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert os.path.lexists(place)
+    with pytest.raises(ShareError, match="no store runs there"):
+        client.status(tmp_path / "s")
+
+
 def test_its_memory_is_sealed(there: Running, tmp_path: Path) -> None:
     import fcntl
     import mmap
@@ -347,6 +367,26 @@ def test_a_shelf_evicts_nothing_where_that_would_not_make_room() -> None:
     with shelf.lock:
         shelf.evict(shelf.objects["a"])
     assert shelf.held_bytes == 0
+    holder.connection.close()
+
+
+def test_what_was_evicted_meanwhile_is_given_to_nobody_and_what_is_waited_for_is_not_evicted() -> None:
+    shelf: Shelf[shelf_of.Object] = Shelf(100)
+    holder = shelf_of.Client(socket.socket(), 1)
+    shelf.reserve(60, "a")
+    made = shelf.put(shelf_of.Object("a", os.open("/dev/null", os.O_RDONLY), 60, 1, "a"))
+    shelf.reserve(60, "b")  # by the thread that copies, while the other one is about to give it
+    assert not shelf.attach(holder, made)
+    assert holder.object is None
+    kept = shelf.put(shelf_of.Object("b", os.open("/dev/null", os.O_RDONLY), 60, 1, "b"), [holder])
+    with pytest.raises(ShareError, match="do not fit"):
+        shelf.reserve(60, "c")
+    shelf.withdraw(kept)
+    assert (shelf.objects, shelf.held_bytes) == ({}, 60)
+    shelf.detach(holder)
+    assert (shelf.withdrawn, shelf.held_bytes) == ([], 0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(kept.memory)
     holder.connection.close()
 
 

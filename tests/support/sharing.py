@@ -21,22 +21,29 @@ WITHIN_S = 60.0
 class Running:
     """A store that can be killed and started again."""
 
-    def __init__(self, folder: Path, capacity: str) -> None:
+    def __init__(self, folder: Path, capacity: str, *words: str, env: dict[str, str] | None = None) -> None:
         self.folder = folder
-        self._capacity = capacity
+        self._words = ["share", "serve", "--dir", str(folder), "--capacity", capacity, *words]
+        self._env = {**os.environ, **env} if env is not None else None
         self.start()
 
     def start(self) -> None:
-        words = ["share", "serve", "--dir", str(self.folder), "--capacity", self._capacity]
-        self.process = subprocess.Popen([sys.executable, "-c", _SERVE, *words], stdout=subprocess.PIPE)
+        with open(self.folder.with_suffix(".stderr"), "ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, *self._words], stdout=subprocess.PIPE, stderr=errors, env=self._env
+            )
         assert self.process.stdout is not None
-        assert self.process.stdout.readline()
+        assert self.process.stdout.readline(), self.complaints()
 
     def end(self, how: int = signal.SIGTERM) -> int:
         self.process.send_signal(how)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return self.process.wait(WITHIN_S)
+
+    def complaints(self) -> str:
+        """Return what it wrote to stderr."""
+        return self.folder.with_suffix(".stderr").read_text()
 
     def descriptors(self) -> int:
         """Count the store's descriptors, but for sockets and for what it closes a moment after it has answered."""
@@ -67,8 +74,8 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(folder: Path, capacity: str = "1GiB") -> Iterator[Running]:
-    store = Running(folder, capacity)
+def running(folder: Path, capacity: str = "1GiB", *words: str, env: dict[str, str] | None = None) -> Iterator[Running]:
+    store = Running(folder, capacity, *words, env=env)
     try:
         yield store
     finally:

@@ -12,6 +12,7 @@ examples:
   xsp share put model.safetensors             copy weights in advance
   xsp share status                            contents, and attached processes
   xsp share evict 9f86d081                    free weights that are not in use
+  xsp share serve --device 0                  also one copy of weights on a GPU for all processes
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ PARTS = {
     "put": "xsp.cli.share_put",
     "status": "xsp.cli.share_status",
     "evict": "xsp.cli.share_evict",
+    "check": "xsp.cli.share_check",
     "measure": "xsp.cli.share_measure",
     "estimate": "xsp.cli.share_estimate",
 }

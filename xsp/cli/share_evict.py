@@ -26,10 +26,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Have them evicted."""
-    from xsp.share import client
+    from xsp.share import client, devices
 
     if (given.key is None) == (not given.all):
         raise UsageError("give one KEY, or --all")
-    found = client.evict("*" if given.all else given.key.removeprefix("sha256:"), given.dir)
-    progress.tell(f"{found['evicted']} evicted, {found['attached']} attached and kept")
+    key = "*" if given.all else given.key.removeprefix("sha256:")
+    on_devices = devices.evict(key, given.dir)  # first: what is on a device stays on the host
+    found = client.evict(key, given.dir)
+    also = f", {on_devices} on devices" if on_devices else ""
+    progress.tell(f"{found['evicted']} evicted{also}, {found['attached']} attached and kept")
     return 0

@@ -2,20 +2,21 @@
 
 Nothing listens on the network. If the capacity is reached, the least recently used weights are evicted, or those that
 --evict chooses, never weights that a process is attached to. Attached clients keep their weights when the store ends;
-the next store begins empty.
+the next store begins empty. With --device, weights are also copied to NVIDIA devices, one copy for all processes that
+ask for it. The process that keeps them there ends after the last of its clients, even if the store ends before.
 
 examples:
   xsp share serve
   xsp share serve --capacity 8GiB
   xsp share serve --dir /run/user/1000/models --capacity 512MiB
   xsp share serve --evict gdsf      also by size and time to copy
+  xsp share serve --device 0 --device-capacity 8GiB
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import signal
 
 from xsp.cli import progress, share
 from xsp.errors import UsageError
@@ -37,28 +38,45 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what is evicted first: the least recently used (lru, the default), the least frequently requested (lfu), "
         "or by uses, time to copy and size together (gdsf)",
     )
+    parser.add_argument(
+        "--device",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="also serve the memory of this device, numbered as in PyTorch (cuda:N); can be repeated",
+    )
+    parser.add_argument(
+        "--device-capacity",
+        metavar="SIZE",
+        help="memory for all weights on each device (default: half of the free memory there)",
+    )
     share.placed(parser)
 
 
 def run(given: argparse.Namespace) -> int:
     """Serve until a signal."""
-    from xsp.share import shelf, store, wire
+    from xsp.share import devicestore, shelf, store, wire
 
     capacity = _free() // 2 if given.capacity is None else size(given.capacity)
-    serving = store.Store(wire.directory(given.dir), capacity, shelf.Eviction(given.evict))
-    earlier = signal.set_wakeup_fd(serving.wakes, warn_on_full_buffer=False)  # any thread may get the signal
-    before = {each: signal.signal(each, lambda *_: serving.end()) for each in (signal.SIGINT, signal.SIGTERM)}
-    progress.tell(f"xsp share: up to {shelf.size_text(capacity)} at {serving.folder}; Ctrl-C ends it", flush=True)
-    try:
-        serving.serve()
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        signal.set_wakeup_fd(earlier)
+    on_device = None if given.device_capacity is None else size(given.device_capacity, "--device-capacity")
+    if on_device is not None and not given.device:
+        raise UsageError("--device-capacity: of which device? Give --device 0, too")
+    eviction = shelf.Eviction(given.evict)
+    serving = store.Store(wire.directory(given.dir), capacity, eviction)
+    beside = devicestore.beside(serving, given.device, on_device, eviction)
+    devices = "".join(f", and cuda:{each}" for each in beside)
+    said = f"xsp share: up to {shelf.size_text(capacity)} at {serving.folder}{devices}; Ctrl-C ends it"
+    serving.serve_until_signal(lambda: progress.tell(said, flush=True))
+    for ordinal, process in devicestore.left(beside):
+        progress.warn(
+            f"xsp share: process {process} keeps the memory of cuda:{ordinal} until those attached to it have ended; "
+            "killed, it would take it from under them"
+        )
     return 0
 
 
-def size(text: str) -> int:
+def size(text: str, option: str = "--capacity") -> int:
     """Read `8GiB`.
 
     Raises:
@@ -66,7 +84,7 @@ def size(text: str) -> int:
     """
     found = re.fullmatch(r"(\d+)(|KiB|MiB|GiB|TiB)", text)
     if found is None or not int(found[1]):
-        raise UsageError(f"--capacity {text!r}: write 8GiB, 512MiB or a number of bytes")
+        raise UsageError(f"{option} {text!r}: write 8GiB, 512MiB or a number of bytes")
     return int(found[1]) * _UNITS[found[2]]
 
 

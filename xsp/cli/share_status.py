@@ -23,21 +23,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Ask it."""
-    from xsp.share import client, shelf
+    from xsp.share import client, devices, shelf
 
     found = client.status(given.dir)
+    on_devices = devices.status(given.dir)
     if given.format == "json":
-        progress.put(json.dumps(found, indent=1) + "\n")
+        progress.put(json.dumps({**found, "devices": on_devices}, indent=1) + "\n")
         return 0
-    held, capacity = shelf.size_text(found["held_bytes"]), shelf.size_text(found["capacity_bytes"])
-    copying = f", {shelf.size_text(found['copying_bytes'])} being copied" if found["copying_bytes"] else ""
-    progress.tell(f"process {found['pid']}: {held} of {capacity}{copying}; {found['evictions']} evicted so far")
-    for each in found["objects"]:
-        pids = ", ".join(map(str, each["attached"])) or "nobody"
+    for store in (found, *on_devices):
+        if "error" in store:
+            progress.tell(f"{store['socket']}: {store['error']}")
+            continue
+        held, capacity = shelf.size_text(store["held_bytes"]), shelf.size_text(store["capacity_bytes"])
+        copying = f", {shelf.size_text(store['copying_bytes'])} being copied" if store["copying_bytes"] else ""
+        what = f"cuda:{store['device']['ordinal']}, {store['device']['name']}: " if "device" in store else ""
         progress.tell(
-            f"  {each['key'][:16]}  {shelf.size_text(each['nbytes']):>10}  {each['tensors']:>5} tensors  "
-            f"{each['hits']:>5} hits  attached: {pids}  {each['source']}"
+            f"{what}process {store['pid']}: {held} of {capacity}{copying}; {store['evictions']} evicted so far"
         )
+        for each in store["objects"]:
+            pids = ", ".join(map(str, each["attached"])) or "nobody"
+            corrupted = f"  corrupted ({each['corrupted']})" if each.get("corrupted") else ""
+            progress.tell(
+                f"  {each['key'][:16]}  {shelf.size_text(each['nbytes']):>10}  {each['tensors']:>5} tensors  "
+                f"{each['hits']:>5} hits  attached: {pids}  {each['source']}{corrupted}"
+            )
     if not found["objects"]:
         progress.tell("  nothing yet; xsp share put FILE, or attach to one")
     return 0

@@ -3,11 +3,15 @@
 ```
 file ──► weights ──► store (a process) ──► client ──► attach(module, source)
          checked     memfd, sealed, LRU    mapping    parameters are views of it
+                        │ client                        ▲
+                        ▼                               │
+                     devicestore (a process) ──► devices: what another process has on a GPU, opened by CUDA IPC
 ```
 
 `weights` reads safetensors strictly, and has the layout of tensors in memory; `store` is the process that keeps them
-on its `shelf`; `wire` is the protocol; `client` maps the shared memory, without torch; `modules` makes the parameters
-of a module views of it.
+on its `shelf`, and `devicestore` the one that keeps copies on a device; `serving` is what both have in common; `wire`
+is the protocol; `client` and `devices` map the memory, without torch, the latter through the `driver`; `modules` makes
+the parameters of a module views of it; `building` builds modules without values.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xsp.share.modules import Attachment, attach, detach, empty, put
+    from xsp.share.building import empty
+    from xsp.share.modules import Attachment, attach, detach, put
 
 __all__ = ["Attachment", "attach", "detach", "empty", "put"]
 
@@ -24,4 +29,5 @@ __all__ = ["Attachment", "attach", "detach", "empty", "put"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'xsp.share' has no attribute {name!r}")
-    return getattr(import_module("xsp.share.modules"), name)  # it loads torch, which the store does without
+    of = "building" if name == "empty" else "modules"
+    return getattr(import_module(f"xsp.share.{of}"), name)  # it loads torch, which the store does without

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from xsp.share import pages, store, weights, wire
 PATIENCE_S = 300.0
 """For the store to copy what is not there yet."""
 
+_MISSING = "no store runs there ({}); start one: xsp share serve"
 _ENDED = "the store has ended before it answered; start one (xsp share serve) and attach again"
 _OTHER = "the store is of another version of xsp; end it, and start one of this version: xsp share serve"
 
@@ -81,14 +83,22 @@ class Held:
         self.tensors = weights.read_table(memoryview(self.array))
 
 
-def connect(folder: Path | None = None, patience_s: float = PATIENCE_S) -> socket.socket:
+def connect(
+    folder: Path | None = None, patience_s: float = PATIENCE_S, name: str = wire.SOCKET, missing: str = _MISSING
+) -> socket.socket:
     """Return a connection to the store of a directory.
+
+    Args:
+        folder: of its socket.
+        patience_s: how long to wait for each of its answers, in seconds.
+        name: of its socket.
+        missing: what a message says where there is none.
 
     Raises:
         ShareError: there is none.
     """
     place = wire.directory(folder)
-    path = wire.socket_of(place)
+    path = wire.socket_of(place, name)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(patience_s)
     try:
@@ -98,7 +108,7 @@ def connect(folder: Path | None = None, patience_s: float = PATIENCE_S) -> socke
         raise ShareError(f"{place}: the store there did not answer within {patience_s:.0f} s") from None
     except OSError as error:
         connection.close()
-        raise ShareError(f"{place}: no store runs there ({error.strerror}); start one: xsp share serve") from error
+        raise ShareError(f"{place}: {missing.format(error.strerror)}") from error
     return connection
 
 
@@ -142,17 +152,7 @@ def attach(source: str | os.PathLike[str] | int, folder: Path | None = None, pat
     Raises:
         ShareError: there is no store, no such file, or it is refused; the message says why.
     """
-    with span("share.hit") as asked:
-        began_ns = clock.monotonic_ns()
-        connection = connect(folder, patience_s)
-        try:
-            answer, sent = _asked(connection, source)
-        except BaseException:
-            connection.close()
-            raise
-        asked.name = "share.hit" if answer["hit"] else "share.miss"
-        for name, start_ns, end_ns in answer["spans"]:  # a copy may have begun for another process, before we asked
-            took(name, min(max(start_ns, began_ns), end_ns), end_ns)
+    connection, answer, sent = obtained("share", lambda: connect(folder, patience_s), lambda to: _asked(to, source))
     with span("share.map"):
         try:
             mapping = Mapping(sent[0], answer["nbytes"], connection)
@@ -163,6 +163,35 @@ def attach(source: str | os.PathLike[str] | int, folder: Path | None = None, pat
             for descriptor in sent:
                 os.close(descriptor)
         return Held(answer, mapping)
+
+
+def obtained(
+    named: str,
+    connecting: Callable[[], socket.socket],
+    asking: Callable[[socket.socket], tuple[dict[str, Any], list[int]]],
+) -> tuple[socket.socket, dict[str, Any], list[int]]:
+    """Return the connection of an attachment, the answer and its descriptors; it is a span, with what was done for it.
+
+    Args:
+        named: how the names of spans begin: `.hit` or `.miss` follows.
+        connecting: returns a connection; it is closed if asking fails.
+        asking: asks over it.
+
+    Raises:
+        ShareError: as they do.
+    """
+    with span(f"{named}.hit") as asked:
+        began_ns = clock.monotonic_ns()
+        connection = connecting()
+        try:
+            answer, sent = asking(connection)
+        except BaseException:
+            connection.close()
+            raise
+        asked.name = f"{named}.hit" if answer["hit"] else f"{named}.miss"
+        for name, start_ns, end_ns in answer["spans"]:  # a copy may have begun for another process, before we asked
+            took(name, min(max(start_ns, began_ns), end_ns), end_ns)
+    return connection, answer, sent
 
 
 def _asked(connection: socket.socket, source: str | os.PathLike[str] | int) -> tuple[dict[str, Any], list[int]]:
@@ -181,21 +210,35 @@ def _asked(connection: socket.socket, source: str | os.PathLike[str] | int) -> t
         os.close(file)
 
 
-def status(folder: Path | None = None) -> dict[str, Any]:
-    """Return what the store holds and who is attached, as `store.Store.status` says.
+def status(folder: Path | None = None, name: str = wire.SOCKET) -> dict[str, Any]:
+    """Return what the store of a socket holds and who is attached, as its `status` says.
 
     Raises:
         ShareError: there is no store.
     """
-    with connect(folder) as connection:
-        _, sent = ask(connection, {"ask": "status"})
+    with connect(folder, name=name) as connection:
+        found: dict[str, Any] = told(connection, {"ask": "status"})
+    return found
+
+
+def told(connection: socket.socket, asked: dict[str, Any]) -> Any:
+    """Return an answer that is too long for a message: it comes in memory.
+
+    Raises:
+        ShareError: as `ask` does.
+    """
+    _, sent = ask(connection, asked)
     with open(sent[0], "rb") as file:
-        told: dict[str, Any] = json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
-    return told
+        return json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
 
 
-def evict(key: str, folder: Path | None = None) -> dict[str, Any]:
+def evict(key: str, folder: Path | None = None, name: str = wire.SOCKET) -> dict[str, Any]:
     """Free an object that nobody is attached to, by the first digits of its key; `*` for all of them.
+
+    Args:
+        key: as told.
+        folder: of the store's socket.
+        name: of its socket.
 
     Returns:
         How many were `evicted`, and how many are `attached` and stay.
@@ -203,5 +246,5 @@ def evict(key: str, folder: Path | None = None) -> dict[str, Any]:
     Raises:
         ShareError: there is no store, no such object, or it is attached.
     """
-    with connect(folder) as connection:
+    with connect(folder, name=name) as connection:
         return ask(connection, {"ask": "evict", "key": key})[0]

@@ -105,15 +105,16 @@ def _build(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     import safetensors.torch
     import torch
 
-    from xsp.share import modules
+    from xsp import share
 
     os.chdir(asked["cwd"])
     threads = torch.get_num_threads()
     if asked.get("forks"):
         torch.set_num_threads(1)
-    state.update(asked, torch=torch, load_file=safetensors.torch.load_file, built=None, threads=threads)
+    state.update(asked, torch=torch, load_file=safetensors.torch.load_file, attach=share.attach, built=None)
+    state["threads"] = threads
     if asked["module"]:
-        with modules.empty():
+        with share.empty():
             built = models.build(asked["module"], models.Settings())
         assert isinstance(built, models.Built)
         built.model.eval()
@@ -155,7 +156,7 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, Any] | None:
     from xsp.share import client, modules
 
     if state["built"] is not None:
-        modules.attach(state["built"].model, state["weights"], folder=store, strict=False)
+        state["attach"](state["built"].model, state["weights"], folder=store, strict=False)
         return None
     held = client.attach(state["weights"], store)
     return {each.name: modules.view_of(held, each) for each in held.tensors}

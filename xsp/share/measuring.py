@@ -49,7 +49,7 @@ _CODE = processes.calling("xsp.share.measured", "work")
 _STORE = (
     "import sys; sys.path.insert(0, sys.argv[1])\n"
     "from xsp import processes; processes.end_with_parent(int(sys.argv[2]))\n"
-    "from xsp.cli import main; sys.exit(main(['share', 'serve', '--dir', sys.argv[3], '--capacity', sys.argv[4]]))"
+    "from xsp.cli import main; sys.exit(main(['share', 'serve', '--dir', sys.argv[3], '--capacity', *sys.argv[4:]]))"
 )
 
 Told = Callable[[str, int, int], None]
@@ -256,9 +256,10 @@ def answer_of(process: processes.Asked, question: dict[str, Any]) -> dict[str, A
 
 
 @contextlib.contextmanager
-def store_at(folder: Path, capacity: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a store of so many bytes in a directory, in a process of its own."""
-    process = processes.start_python(_STORE, str(os.getpid()), str(folder), str(capacity), stdin=subprocess.DEVNULL)
+def store_at(folder: Path, capacity: int, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a store of so many bytes in a directory, in a process of its own, with more words of `xsp share serve`."""
+    given = [str(os.getpid()), str(folder), str(capacity), *words]
+    process = processes.start_python(_STORE, *given, stdin=subprocess.DEVNULL)
     try:
         until = time.monotonic() + START_S
         while True:

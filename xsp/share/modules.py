@@ -6,12 +6,11 @@ its own copy of them; a parameter of another type than the file's is a copy too,
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ import torch
 from xsp.errors import ShareError
 from xsp.record.blocks import span
 from xsp.scrub import plain
-from xsp.share import client, wire
+from xsp.share import client, devices, driver, wire
+from xsp.share.devices import DeviceHeld, DeviceMapping
 from xsp.share.weights import Tensor, shards
 
 TYPES = {
@@ -31,7 +31,7 @@ TYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 
-_live: weakref.WeakSet[client.Mapping] = weakref.WeakSet()
+_live: weakref.WeakSet[client.Mapping | DeviceMapping] = weakref.WeakSet()
 
 _WRITTEN = "these weights are shared by several processes and cannot be written"
 _REMEDY = "xsp.share.detach(module) makes them this process's own, to train or to change"
@@ -39,9 +39,9 @@ _REMEDY = "xsp.share.detach(module) makes them this process's own, to train or t
 
 def is_shared(tensor: torch.Tensor) -> bool:
     """Return whether a tensor lies in memory that this process shares, and is read only."""
-    if tensor.device.type != "cpu":
+    if tensor.is_meta:
         return False
-    at = tensor.data_ptr()
+    at = tensor.data_ptr()  # those of devices and of the host are of one address space
     return any(each.address <= at < each.address + each.nbytes for each in _live)
 
 
@@ -49,7 +49,7 @@ class SharedParameter(torch.nn.Parameter):
     """A parameter in shared memory: it takes no gradient, and its methods that write raise.
 
     What writes below Python (an optimizer's fused step, NumPy's view) is stopped by the system: SIGSEGV, in the process
-    that writes.
+    that writes. On a device nothing stops it.
     """
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
@@ -120,6 +120,7 @@ def attach(
     module: torch.nn.Module,
     source: str | os.PathLike[str],
     *,
+    device: str | torch.device | None = None,
     strict: bool = True,
     cast: bool = False,
     folder: Path | None = None,
@@ -131,9 +132,11 @@ def attach(
     anything does not match, the module is not changed. Tied parameters stay tied.
 
     Args:
-        module: on the CPU, or without values.
+        module: on the CPU, or without values; or on the device.
         source: a safetensors file; the index of its shards (`model.safetensors.index.json`); a folder that contains one
             of these; or the key `sha256:…` of weights in the store.
+        device: such as `cuda:0`, which the store serves (`xsp share serve --device 0`): the parameters become views of
+            memory there, and buffers are moved there. None for memory of the host.
         strict: refuse names in the file that the module does not have.
         cast: copy parameters that have another type in the file, instead of refusing them.
         folder: directory of the store's socket, see `xsp.share.wire.directory`.
@@ -143,25 +146,56 @@ def attach(
         ShareError: there is no store, the file is invalid, or it does not match the module; the message says why.
     """
     named = os.fsdecode(source)
+    ordinal = None if device is None else _ordinal(device)
     with span("share.attach"):
-        held = [client.attach(each, folder, patience_s) for each in shards(named)]
+        opened = None if ordinal is None else driver.device(ordinal)
+        on_host = [client.attach(each, folder, patience_s) for each in shards(named)]
+        held: Sequence[Held] = on_host
+        if opened is not None:
+            held = [devices.attach(each, opened, named, folder, patience_s) for each in on_host]
         with span("share.assign"):
             return _assigned(module, held, named, strict, cast)
 
+
+def _ordinal(given: str | torch.device) -> int | None:
+    """Return the number of a device; None for the host.
+
+    Raises:
+        ShareError: it is none whose memory can be shared.
+    """
+    try:
+        found = torch.device(given)
+    except RuntimeError as error:
+        raise ShareError(f"device={given!r}: {str(error).splitlines()[0]}") from None
+    if found.type == "cpu":
+        return None
+    if found.type != "cuda" or torch.version.hip is not None:
+        raise ShareError(f"device={str(given)!r}: memory is shared on the host and on NVIDIA's devices: cpu, cuda:0")
+    if torch.version.cuda is None:
+        raise ShareError(f"device={str(given)!r}: this PyTorch ({torch.__version__}) is built without CUDA")
+    if found.index is not None:
+        return found.index
+    try:
+        return torch.cuda.current_device()
+    except (RuntimeError, AssertionError) as error:
+        raise ShareError(f"device={str(given)!r}: {str(error).splitlines()[0]}") from None
+
+
+Held = client.Held | DeviceHeld
+"""What this process is attached to, on the host or on a device."""
 
 Slot = tuple[torch.nn.Module, str]
 """A module, and the name of a tensor in it."""
 
 
-def _assigned(
-    module: torch.nn.Module, held: Sequence[client.Held], source: str, strict: bool, cast: bool
-) -> Attachment:
+def _assigned(module: torch.nn.Module, held: Sequence[Held], source: str, strict: bool, cast: bool) -> Attachment:
     """Put what is held into a module.
 
     Raises:
         ShareError: it does not fit.
     """
-    parameters, buffers, volatile = _slots(module)
+    place = _place(held[0])
+    parameters, buffers, volatile, others = _slots(module, place)
     there = {tensor.name: (each, tensor) for each in held for tensor in each.tensors}
     if len(there) < sum(len(each.tensors) for each in held):
         counted = Counter(tensor.name for each in held for tensor in each.tensors)
@@ -216,6 +250,7 @@ def _assigned(
             private[name] = "a buffer"
             private_bytes += copy.nbytes
             made.append(([(owner, own)], copy))
+    made += [([(owner, own)], owner._buffers[own].to(place)) for owner, own in others]  # type: ignore[union-attr]
     for slots, tensor in made:
         for owner, own in slots:
             (owner._parameters if own in owner._parameters else owner._buffers)[own] = tensor
@@ -226,15 +261,20 @@ def _assigned(
     return Attachment(keys, all(each.hit for each in held), shared, shared_bytes, private, private_bytes, unused)
 
 
-def _slots(module: torch.nn.Module) -> tuple[dict[str, Slot], dict[str, Slot], list[str]]:
-    """Return where a module's parameters and buffers are, by name, and which buffers have neither values nor a file.
+def _slots(
+    module: torch.nn.Module, place: torch.device
+) -> tuple[dict[str, Slot], dict[str, Slot], list[str], list[Slot]]:
+    """Return where a module's parameters and buffers are, by name, and buffers that no file has.
+
+    Of these the names of those without values, and where those are that have some elsewhere than a device.
 
     Raises:
-        ShareError: it holds what cannot be replaced: what is on a device, or not made yet.
+        ShareError: it holds what cannot be replaced: what is on another device, or not made yet.
     """
     parameters: dict[str, Slot] = {}
     buffers: dict[str, Slot] = {}
     volatile: list[str] = []
+    others: list[Slot] = []
     for path, each in module.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         for name, parameter in each._parameters.items():
@@ -243,9 +283,10 @@ def _slots(module: torch.nn.Module) -> tuple[dict[str, Slot], dict[str, Slot], l
             is_plain = type(parameter) is torch.nn.Parameter and parameter.layout == torch.strided
             if not is_plain and isinstance(parameter, torch.nn.parameter.UninitializedParameter):
                 raise ShareError(f"{prefix}{name}: has no shape before the first call (a lazy module); call it once")
-            if parameter.device.type not in ("cpu", "meta"):
+            if parameter.device.type not in ("cpu", "meta") and parameter.device != place:
                 raise ShareError(
-                    f"{prefix}{name}: is on {parameter.device}; only memory of the host is shared: attach on the CPU"
+                    f"{prefix}{name}: is on {parameter.device}, and what is to be shared on {place}; pass "
+                    f"device={str(parameter.device)!r}, which the store has to serve, or move the module to the CPU"
                 )
             if not is_plain and (type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided):
                 raise ShareError(f"{prefix}{name}: is {type(parameter.data).__name__}, which is no plain tensor")
@@ -257,10 +298,12 @@ def _slots(module: torch.nn.Module) -> tuple[dict[str, Slot], dict[str, Slot], l
                 buffers[prefix + name] = each, name
             elif buffer.device.type == "meta":
                 volatile.append(prefix + name)
-    return parameters, buffers, volatile
+            elif place.type != "cpu" and buffer.device != place:
+                others.append((each, name))
+    return parameters, buffers, volatile, others
 
 
-def _checked(held: client.Held, tensor: Tensor, wanted: Any, where: str) -> torch.Tensor:
+def _checked(held: Held, tensor: Tensor, wanted: Any, where: str) -> torch.Tensor:
     """Return the view of a tensor.
 
     Raises:
@@ -273,13 +316,34 @@ def _checked(held: client.Held, tensor: Tensor, wanted: Any, where: str) -> torc
     return view_of(held, tensor)
 
 
-def view_of(held: client.Held, tensor: Tensor) -> torch.Tensor:
+def view_of(held: Held, tensor: Tensor) -> torch.Tensor:
     """Return a tensor of what is held, as a view, which keeps the attachment alive."""
     kind = TYPES[tensor.dtype]
     if not tensor.nbytes:
-        return torch.empty(tensor.shape, dtype=kind)
+        return torch.empty(tensor.shape, dtype=kind, device=_place(held))
+    if isinstance(held, DeviceHeld):
+        part = _whole(held)[tensor.offset : tensor.offset + tensor.nbytes]
+        return part.view(kind).view(tensor.shape)
     count = tensor.nbytes // kind.itemsize
     return torch.frombuffer(held.array, dtype=kind, count=count, offset=tensor.offset).view(tensor.shape)
+
+
+def _place(held: Held) -> torch.device:
+    return _whole(held).device if isinstance(held, DeviceHeld) else torch.device("cpu")
+
+
+def _whole(held: DeviceHeld) -> torch.Tensor:
+    """Return all bytes of what is held on a device, as one tensor, which is made once."""
+    if held.whole is None:
+        held.whole = on_device(held.mapping)
+    whole: torch.Tensor = held.whole
+    return whole
+
+
+def on_device(mapping: DeviceMapping) -> torch.Tensor:
+    """Return the bytes of a mapping as a tensor, which keeps it alive."""
+    torch.cuda.init()
+    return torch.as_tensor(mapping, device=f"cuda:{mapping.device.ordinal}")
 
 
 def _some(names: Any) -> str:
@@ -328,28 +392,6 @@ def detach(module: torch.nn.Module) -> int:
     return copied
 
 
-@contextlib.contextmanager
-def empty() -> Iterator[None]:
-    """Build modules without memory for their parameters, for `attach`; buffers are built as usual.
-
-    Weights are neither allocated nor initialised, which for most models takes longer than loading. While the context is
-    active, `torch.nn.Module.register_parameter` is changed for all threads.
-    """
-    before = torch.nn.Module.register_parameter
-
-    def register(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
-        before(self, name, param)
-        kept = self._parameters[name]
-        if kept is not None and kept.device.type != "meta" and type(kept) is torch.nn.Parameter:
-            self._parameters[name] = torch.nn.Parameter(kept.to("meta"), requires_grad=kept.requires_grad)
-
-    torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = before  # type: ignore[method-assign]
-
-
 def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> str:
     """Copy a state dict into the store and return its key, `sha256:…`, which `attach` accepts as a source.
 
@@ -358,15 +400,32 @@ def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> s
     Raises:
         ShareError: there is no store, it is full, or a value of the state dict is not a tensor.
     """
-    from safetensors.torch import save
-
-    try:
-        plain_tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-        data = save(plain_tensors)
-    except (AttributeError, ValueError, KeyError, TypeError) as error:
-        raise ShareError(f"the state dict cannot be shared: {error}") from error
-    file = wire.in_memory(data)
+    file = _saved(weights)
     try:
         return f"sha256:{client.attach(file, folder).key}"
     finally:
         os.close(file)
+
+
+def _saved(weights: Mapping[str, torch.Tensor]) -> int:
+    """Return the descriptor of memory with a state dict, as safetensors writes it.
+
+    Raises:
+        ShareError: it holds what the format does not have.
+    """
+    from safetensors.torch import save
+
+    known = set(TYPES.values())
+    for name, tensor in weights.items():
+        where = f"the state dict cannot be shared: {plain(str(name))[:100]}"
+        if not isinstance(tensor, torch.Tensor):
+            raise ShareError(f"{where} is {type(tensor).__name__}, no tensor (packed and quantised layers have such)")
+        if tensor.is_meta:
+            raise ShareError(f"{where} has no values: it is on the meta device")
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in known:
+            kind = "nested" if tensor.is_nested else f"{_type(tensor)}, {tensor.layout}"
+            raise ShareError(f"{where} is {kind}; only dense tensors of plain types can be")
+    try:
+        return wire.in_memory(save({name: each.detach().cpu().contiguous().clone() for name, each in weights.items()}))
+    except (AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ShareError(f"the state dict cannot be shared: {str(error).splitlines()[0]}") from error

@@ -6,8 +6,9 @@ import enum
 import os
 import socket
 import threading
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from xsp.errors import ShareError
 
@@ -33,7 +34,7 @@ class Object:
 
     key: str
     memory: int
-    """Descriptor."""
+    """Descriptor, or address on a device."""
 
     nbytes: int
     tensors: int
@@ -54,6 +55,13 @@ class Object:
     priority: float = 0.0
     """By `Eviction.GDSF`, when it was used last."""
 
+    def free(self) -> None:
+        """Give the memory back."""
+        os.close(self.memory)
+
+
+Kind = TypeVar("Kind", bound=Object)
+
 
 @dataclass(eq=False)
 class Client:
@@ -62,8 +70,11 @@ class Client:
     connection: socket.socket
     pid: int
     object: Object | None = None
-    waits_for: tuple[int, ...] | None = None
-    """The state of a file that is being copied for it."""
+    waits_for: Hashable | None = None
+    """What is being made for it: such as the state of a file that is copied."""
+
+    process: int = -1
+    """Descriptor of its process, where memory may be freed only once that has ended."""
 
 
 class Span(NamedTuple):
@@ -74,18 +85,24 @@ class Span(NamedTuple):
     end_ns: int
 
 
-class Shelf:
+class Shelf(Generic[Kind]):
     """The objects with their sizes: what is evicted so that another one fits. Two threads use it."""
 
-    def __init__(self, capacity_bytes: int, eviction: Eviction = Eviction.LRU) -> None:
+    def __init__(
+        self, capacity_bytes: int, eviction: Eviction = Eviction.LRU, option: str = "xsp share serve --capacity"
+    ) -> None:
         self.capacity_bytes = capacity_bytes
         self.eviction = eviction
-        self.objects: dict[str, Object] = {}
+        self.objects: dict[str, Kind] = {}
+        self.withdrawn: list[Kind] = []
+        """Attached, and given to nobody else: freed when they are let go."""
+
         self.reserved_bytes = 0
         """For what is being copied."""
 
         self.evictions = 0
         self.lock = threading.Lock()
+        self._option = option
         self._moment = 0
         self._inflation = 0.0
         """L of `Eviction.GDSF`."""
@@ -93,7 +110,7 @@ class Shelf:
     @property
     def held_bytes(self) -> int:
         """Bytes of all objects."""
-        return sum(each.nbytes for each in self.objects.values())
+        return sum(each.nbytes for each in [*self.objects.values(), *self.withdrawn])
 
     def reserve(self, nbytes: int, named: str) -> int:
         """Make room, by evicting what is attached to nobody, in the order of `eviction`; return how many were evicted.
@@ -110,9 +127,10 @@ class Shelf:
                 held = self.capacity_bytes - free - sum(each.nbytes for each in unused)
                 raise ShareError(
                     f"{named}: {size_text(nbytes)} do not fit: of {size_text(self.capacity_bytes)}, {size_text(held)} "
-                    "are attached or being copied, which is never evicted; xsp share serve --capacity SIZE for more"
+                    f"are attached{self._by_whom()} or being copied, which is never evicted; {self._option} SIZE for "
+                    "more"
                 )
-            going: list[Object] = []
+            going: list[Kind] = []
             for each in unused:
                 if nbytes <= free:
                     break
@@ -128,7 +146,35 @@ class Shelf:
             self.reserved_bytes += nbytes
             return len(going)
 
-    def _worth(self, each: Object) -> tuple[float, int]:
+    def _by_whom(self) -> str:
+        """Return how a message goes on that says that something is attached; the lock is held."""
+        pids = sorted({client.pid for each in [*self.objects.values(), *self.withdrawn] for client in each.attached})
+        shown = ", ".join(map(str, pids[:5])) + (f" and {len(pids) - 5} more" if len(pids) > 5 else "")
+        return f" (by process {shown})" if pids else ""
+
+    def spare(self) -> bool:
+        """Evict what is worth least of what is attached to nobody; return whether there was any."""
+        with self.lock:
+            unused = [each for each in self.objects.values() if not each.attached]
+            if unused:
+                self.evict(min(unused, key=self._worth))
+            return bool(unused)
+
+    def withdraw(self, given: Kind) -> None:
+        """Give an object to nobody any more; it is freed when those who are attached have let it go."""
+        with self.lock:
+            del self.objects[given.key]
+            if given.attached:
+                self.withdrawn.append(given)
+            else:
+                given.free()
+
+    def attached_text(self) -> str:
+        """Return who is attached, as a message says it: ` (by process 12)`; nothing where nobody is."""
+        with self.lock:
+            return self._by_whom()
+
+    def _worth(self, each: Kind) -> tuple[float, int]:
         """Return what an object is kept for: the lowest goes first."""
         if self.eviction is Eviction.LFU:
             return each.hits, each.used
@@ -139,13 +185,20 @@ class Shelf:
         with self.lock:
             self.reserved_bytes -= nbytes
 
-    def put(self, made: Object) -> Object:
-        """Keep an object, in the room that was reserved for it; return it, or the same one that was there."""
+    def put(self, made: Kind, clients: Iterable[Client] = ()) -> Kind:
+        """Keep an object, in the room that was reserved for it, and count those who wait for it before it can go again.
+
+        Returns:
+            It, or the same one that was there.
+        """
         with self.lock:
             self.reserved_bytes -= made.nbytes
             there = self.objects.setdefault(made.key, made)
             if there is not made:
-                os.close(made.memory)
+                made.free()
+            self.touch(there)
+            for client in clients:
+                self._attach(client, there)
             return there
 
     def touch(self, used: Object) -> None:
@@ -154,26 +207,37 @@ class Shelf:
         used.used = self._moment
         used.priority = self._inflation + (used.hits + 1) * used.copy_ns / max(used.nbytes, 1)
 
-    def attach(self, client: Client, to: Object) -> None:
-        """Count a client."""
+    def attach(self, client: Client, to: Kind) -> bool:
+        """Count a client; return whether the object is there still: the other thread may have evicted it just now."""
         with self.lock:
-            to.attached.add(client)
-            client.object = to
-            self.touch(to)
+            if self.objects.get(to.key) is not to:
+                return False
+            self._attach(client, to)
+            return True
+
+    def _attach(self, client: Client, to: Kind) -> None:
+        to.attached.add(client)
+        client.object = to
+        self.touch(to)
 
     def detach(self, client: Client) -> None:
         """Count it no more; said twice, it changes nothing."""
         with self.lock:
-            if client.object is not None:
-                client.object.attached.discard(client)
-                self.touch(client.object)
-                client.object = None
+            used, client.object = client.object, None
+            if used is None:
+                return
+            used.attached.discard(client)
+            self.touch(used)
+            gone = [each for each in self.withdrawn if not each.attached]
+            self.withdrawn = [each for each in self.withdrawn if each.attached]
+            for each in gone:
+                each.free()
 
-    def evict(self, unused: Object) -> None:
+    def evict(self, unused: Kind) -> None:
         """Forget an object that is attached to nobody; the lock is held."""
         assert not unused.attached
         del self.objects[unused.key]
-        os.close(unused.memory)
+        unused.free()
         self.evictions += 1
 
 

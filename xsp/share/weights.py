@@ -4,8 +4,8 @@ The only form that is read is safetensors: a header in JSON and plain bytes. A p
 is refused by its first bytes, and never opened as one.
 
 In memory: 8 bytes `xspshare`, 8 bytes with the length of a table in JSON, the table, and the tensors in the order of
-the file, each at a multiple of `ALIGNED` bytes, where torch itself would have put it: kernels then take the same paths,
-and outputs are the same to the last bit.
+the file, each at a multiple of `ALIGNED` bytes, as torch has them on devices (on the host 64 are enough): kernels then
+take the same paths, and outputs are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from xsp.errors import ShareError
 from xsp.scrub import plain
 
-ALIGNED = 64
+ALIGNED = 512
 PAGE = 4096
 CHUNK = 4 << 20
 MOST_HEADER = 100_000_000

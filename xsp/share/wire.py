@@ -34,8 +34,8 @@ def directory(given: Path | None = None) -> Path:
     return Path(own) / "xsp-share" if own else Path("/tmp") / f"xsp-share-{os.getuid()}"
 
 
-def socket_of(folder: Path) -> str:
-    """Return the path of the socket in a directory that only this user can enter.
+def socket_of(folder: Path, name: str = SOCKET) -> str:
+    """Return the path of a socket in a directory that only this user can enter.
 
     Raises:
         ShareError: it is another user's or open to others, or its path is too long.
@@ -46,10 +46,20 @@ def socket_of(folder: Path) -> str:
         raise ShareError(f"{folder}: no store runs there ({error.strerror}); start one: xsp share serve") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ShareError(f"{folder}: is to be a directory of yours that nobody else can enter (chmod 700)")
-    path = str(folder / SOCKET)
+    path = str(folder / name)
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise ShareError(f"{folder}: its path is too long for a socket; give a shorter one with --dir or {DIRECTORY}")
     return path
+
+
+def device_socket(uuid: str) -> str:
+    """Return the name of the socket of a device's store: by the device, however a process counts its devices."""
+    return f"cuda-{uuid[:12]}.sock"
+
+
+def device_sockets(folder: Path) -> list[str]:
+    """Return the names of such sockets in a directory; nothing where there is none."""
+    return sorted(each.name for each in folder.glob("cuda-*.sock"))
 
 
 def in_memory(data: bytes) -> int:

@@ -1,0 +1,335 @@
+"""Weights on a device, with a stand-in for its driver: see `fakecuda.c`. The real one is in `test_share_gpu.py`."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fakecuda
+import pytest
+from fakecuda import Standing, attached, serving, wait_for
+from sharing import Running
+from test_share_store import KIB, file_of
+
+from xsp.cli import main
+from xsp.errors import ShareError
+from xsp.share import client, devices, devicestore, driver, wire
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fakecuda.built(tmp_path_factory.mktemp("standin"))
+
+
+@pytest.fixture
+def standing(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standing:
+    """Have this process find the stand-in, too."""
+    found = Standing(library)
+    found.log = tmp_path / "violations.txt"
+    monkeypatch.setattr(driver, "LIBRARY", str(library))
+    monkeypatch.setenv("STANDIN_LOG", str(found.log))
+    return found
+
+
+@pytest.fixture
+def there(standing: Standing, tmp_path: Path) -> Iterator[Running]:
+    with serving(standing, tmp_path / "s", "--device-capacity", "8MiB") as found:
+        yield found
+
+
+def taken(path: Path | str, folder: Path) -> devices.DeviceHeld:
+    return devices.attach(client.attach(path, folder), driver.device(0), "w", folder)
+
+
+def content(held: devices.DeviceHeld) -> bytes:
+    first = held.tensors[0]
+    return ctypes.string_at(held.mapping.address + first.offset, first.nbytes)
+
+
+def test_the_stand_in_says_what_it_is(there: Running) -> None:
+    assert fakecuda.status(there.folder)["device"] == {
+        "ordinal": 0, "name": "stand-in 0, no GPU", "uuid": fakecuda.UUID
+    }  # fmt: skip
+
+
+def test_the_first_copies_and_the_second_finds_it_on_the_device(there: Running, tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a", 7, 3 * MIB + 5)
+    first = taken(path, there.folder)
+    assert not first.hit
+    assert content(first) == b"\7" * (3 * MIB + 5)  # its last bytes, too: it was waited for
+    second = taken(path, there.folder)
+    assert second.hit
+    assert second.mapping.address == first.mapping.address  # a handle is open once a process
+    assert attached(there.folder) == [os.getpid()] * 2
+    (told,) = fakecuda.status(there.folder)["objects"]
+    assert (told["nbytes"], told["hits"], told["corrupted"]) == (4 * MIB, 1, None)
+    del first
+    gc.collect()
+    wait_for(lambda: attached(there.folder) == [os.getpid()])
+    assert content(second)[:1] == b"\7"
+    del second
+    gc.collect()
+    wait_for(lambda: attached(there.folder) == [])
+    assert fakecuda.status(there.folder)["objects"]  # it stays, for the next one
+
+
+def test_the_host_has_what_is_on_the_device_until_that_is_evicted(there: Running, tmp_path: Path) -> None:
+    held = taken(file_of(tmp_path, "a", 7), there.folder)
+    keeper = fakecuda.status(there.folder)["pid"]
+    there.wait_for([keeper])
+    with pytest.raises(ShareError, match="is attached"):
+        devices.evict(held.key[:12], there.folder)
+    key = held.key
+    del held
+    wait_for(lambda: attached(there.folder) == [])
+    assert main(["share", "evict", key[:12], "--dir", str(there.folder)]) == 0
+    assert fakecuda.status(there.folder)["objects"] == client.status(there.folder)["objects"] == []
+    assert fakecuda.memory_of(keeper) == 0
+
+
+def test_what_is_attached_on_the_device_is_never_evicted(there: Running, tmp_path: Path) -> None:
+    paths = [file_of(tmp_path, str(at), at, 3 * MIB) for at in range(3)]
+    kept = taken(paths[0], there.folder)
+    taken(paths[1], there.folder)
+    wait_for(lambda: attached(there.folder) == [os.getpid()])
+    other = taken(paths[2], there.folder)  # in the place of the second
+    assert len(fakecuda.status(there.folder)["objects"]) == 2
+    with pytest.raises(ShareError, match=rf"do not fit: of 8\.0 MiB, .*\(by process {os.getpid()}\).*device-capacity"):
+        taken(paths[1], there.folder)
+    assert (content(kept)[:1], content(other)[:1]) == (b"\0", b"\2")
+    del kept, other  # the frame of the test lives on in the error that was raised
+
+
+def test_memory_that_others_use_is_made_room_for_by_evicting(standing: Standing, tmp_path: Path) -> None:
+    words = ("--device-capacity", "64MiB")
+    with serving(standing, tmp_path / "s", *words, STANDIN_TOTAL=str(8 * MIB)) as there:
+        first = taken(file_of(tmp_path, "a", 1, 3 * MIB), there.folder)
+        taken(file_of(tmp_path, "b", 2, 3 * MIB), there.folder)
+        wait_for(lambda: attached(there.folder) == [os.getpid()])
+        third = taken(file_of(tmp_path, "c", 3, 3 * MIB), there.folder)
+        says = rf"no room for 4\.0 MiB: 0 B of 8\.0 MiB are free.*attached \(by process {os.getpid()}\).*nvidia-smi"
+        with pytest.raises(ShareError, match=says):
+            taken(file_of(tmp_path, "d", 4, 3 * MIB), there.folder)
+        assert (content(first)[:1], content(third)[:1]) == (b"\1", b"\3")
+        assert fakecuda.status(there.folder)["copying_bytes"] == 0
+        del first, third
+
+
+@pytest.mark.parametrize("way", ["an attachment", "a check"])
+def test_what_was_written_is_found_and_renewed(
+    way: str, there: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file_of(tmp_path, "a", 7, 512 * KIB)
+    first = taken(path, there.folder)
+    check = ["share", "check", "--dir", str(there.folder)]
+    assert main(check) == 0
+    at = first.tensors[0].offset + (0 if way == "an attachment" else 300 * KIB + 11)
+    ctypes.memset(first.mapping.address + at, 8, 1)
+    if way == "a check":
+        assert main(check) == 1
+        said = capsys.readouterr().out
+        assert f"DIFFERS from the host at byte {at}, in w; end the processes" in said
+        assert f"attached: {os.getpid()}" in said
+    if way == "an attachment":  # the first block is always compared; the last is another's turn
+        last = devicestore.sample(first.mapping.nbytes, 1)[-1]
+        ctypes.memset(first.mapping.address + last, 8, 1)
+    second = taken(path, there.folder)
+    assert not second.hit
+    assert content(second) == b"\7" * 512 * KIB
+    assert second.mapping.address != first.mapping.address
+    told = {each["corrupted"] is None: each["attached"] for each in fakecuda.status(there.folder)["objects"]}
+    assert told == {True: [os.getpid()], False: [os.getpid()]}
+    assert main(["share", "status", "--dir", str(there.folder)]) == 0
+    assert "corrupted (byte" in capsys.readouterr().out
+    keeper = fakecuda.status(there.folder)["pid"]
+    assert fakecuda.memory_of(keeper) == 2
+    del first
+    gc.collect()
+    wait_for(lambda: fakecuda.memory_of(keeper) == 1)  # freed when those who had it let it go
+    assert taken(path, there.folder).hit
+    assert main(check) == 0
+
+
+def test_samples_have_both_ends_and_other_blocks_each_time() -> None:
+    nbytes = 100 * MIB + 1
+    drawn = [devicestore.sample(nbytes, draw) for draw in range(50)]
+    assert {(each[0], each[-1]) for each in drawn} == {(0, 100 * MIB)}
+    assert {len(each) for each in drawn} == {devicestore.SAMPLED}
+    assert len({at for each in drawn for at in each}) > 600
+    assert devicestore.sample(nbytes, 3) == drawn[3]
+    assert devicestore.sample(5, 1) == [0]
+    assert devicestore.sample(4096 * 3, 1) == [0, 4096, 8192]
+
+
+def test_what_serves_the_device_outlives_the_store(standing: Standing, there: Running, tmp_path: Path) -> None:
+    held = taken(file_of(tmp_path, "a", 7), there.folder)
+    taken(file_of(tmp_path, "b", 9), there.folder)
+    wait_for(lambda: attached(there.folder) == [os.getpid()])
+    keeper = fakecuda.status(there.folder)["pid"]
+    assert there.end(signal.SIGINT) == 0
+    assert f"process {keeper} keeps the memory of cuda:0" in there.complaints()
+    assert not fakecuda.has_ended(keeper)
+    assert fakecuda.memory_of(keeper) == 1  # what nobody is attached to went with the store
+    assert content(held) == b"\7" * 64 * KIB
+    with serving(standing, there.folder):  # the next store serves the same device beside it
+        other = taken(file_of(tmp_path, "a", 7), there.folder)
+        assert not other.hit
+        del other
+    assert content(held) == b"\7" * 64 * KIB
+    del held
+    gc.collect()
+    wait_for(lambda: fakecuda.has_ended(keeper))
+
+
+def test_a_killed_store_leaves_what_serves_the_device_until_its_clients_end(there: Running, tmp_path: Path) -> None:
+    held = taken(file_of(tmp_path, "a", 7), there.folder)
+    keeper = fakecuda.status(there.folder)["pid"]
+    there.end(signal.SIGKILL)
+    wait_for(lambda: not list(there.folder.glob("cuda-*.sock")))
+    os.kill(keeper, signal.SIGTERM)  # it is told to end once more, and has a client
+    assert not fakecuda.has_ended(keeper)
+    assert content(held) == b"\7" * 64 * KIB
+    del held
+    gc.collect()
+    wait_for(lambda: fakecuda.has_ended(keeper))
+
+
+def test_a_killed_keeper_is_one_error(standing: Standing, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(standing, tmp_path / "s") as there:
+        path = file_of(tmp_path, "a", 7)
+        os.kill(fakecuda.status(there.folder)["pid"], signal.SIGKILL)
+        wait_for(lambda: "error" in fakecuda.status(there.folder))
+        with pytest.raises(ShareError, match=r"does not serve cuda:0.*serve --device 0.*killed, end those"):
+            taken(path, there.folder)
+        there.wait_for([])
+        for command in ("status", "evict"):
+            assert main(["share", command, "--dir", str(there.folder), *["--all"][: command == "evict"]]) == 0
+        assert "no store runs there" in capsys.readouterr().out
+        assert main(["share", "check", "--dir", str(there.folder)]) != 0
+        there.end()
+    with serving(standing, tmp_path / "s") as there:  # in the place of the socket that was left
+        assert not taken(path, there.folder).hit
+
+
+def test_a_store_without_the_device_says_so(standing: Standing, tmp_path: Path) -> None:
+    from sharing import running
+
+    with running(tmp_path / "s") as there:
+        with pytest.raises(ShareError, match=r"does not serve cuda:0 \(No such file.*end it, and start it"):
+            taken(file_of(tmp_path, "a", 7), there.folder)
+        there.wait_for([])
+        assert main(["share", "check", "--dir", str(there.folder)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"STANDIN_DEVICES": "0"}, "cuInit failed (CUDA_ERROR_NO_DEVICE); there is no NVIDIA device"),
+        ({"STANDIN_REFUSES": "cuIpcGetMemHandle:801"}, "does not share memory between processes"),
+        ({"STANDIN_REFUSES": "cuDevicePrimaryCtxRetain:46"}, "used by another process alone"),
+        ({"STANDIN_TOTAL": "1000000"}, "memory comes in pieces of 2.0 MiB"),
+        ({"LD_LIBRARY_PATH": ""}, "there is no NVIDIA driver here (libcuda.so.1 cannot be loaded)"),
+    ],
+)
+def test_a_device_that_cannot_be_served_is_one_error(
+    variables: dict[str, str], says: str, standing: Standing, tmp_path: Path
+) -> None:
+    if "LD_LIBRARY_PATH" in variables and driver_is_there():
+        pytest.skip("there is a driver here")
+    words = ["share", "serve", "--dir", str(tmp_path / "s"), "--capacity", "1MiB", "--device", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "xsp", *words],
+        env={**os.environ, **standing.environment(**variables)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "s").glob("*.sock")) == []
+
+
+def driver_is_there() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def test_a_device_that_there_is_not_is_one_error(standing: Standing) -> None:
+    with pytest.raises(ShareError, match=r"cuda:3: there is no such device; the number of devices here is 1"):
+        driver.device(3)
+
+
+def test_what_cannot_be_opened_stays_attached_to_nobody(
+    there: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file_of(tmp_path, "a", 7)
+    with monkeypatch.context() as patch:
+        patch.setenv("STANDIN_REFUSES", "cuIpcOpenMemHandle_v2:205")
+        with pytest.raises(ShareError, match=r"cuIpcOpenMemHandle_v2 failed .*same machine"):
+            taken(path, there.folder)
+    wait_for(lambda: attached(there.folder) == [])
+    assert taken(path, there.folder).hit
+
+
+def test_what_cannot_be_closed_stays_attached_until_the_process_ends(there: Running, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from xsp.share import client, devices, driver\n"
+        "folder = Path(sys.argv[2]); on_host = client.attach(sys.argv[1], folder)\n"
+        "held = devices.attach(on_host, driver.device(0), 'w', folder)\n"
+        "os.environ['STANDIN_REFUSES'] = 'cuIpcCloseMemHandle:999'; del held; print('closed', flush=True)\n"
+        "sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", code, str(file_of(tmp_path, "a", 7)), str(there.folder)]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(Path(driver.LIBRARY).parent)}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"closed\n"
+        assert attached(there.folder) == [process.pid]
+        process.kill()
+    wait_for(lambda: attached(there.folder) == [])
+
+
+def test_another_number_of_the_same_device_finds_it(there: Running, tmp_path: Path) -> None:
+    assert wire.device_sockets(there.folder) == [wire.device_socket(fakecuda.UUID)]
+    with (
+        pytest.raises(ShareError, match="means another device"),
+        client.connect(there.folder, name=wire.device_socket(fakecuda.UUID)) as connection,
+    ):
+        client.ask(connection, {"ask": "attach", "key": "a" * 64, "device": "b" * 32})
+
+
+# --- forks and kills, in processes that never used the device before --------------------------------------------------
+
+
+def killing(standing: Standing, folder: Path, *words: str) -> None:
+    """Run a part of `devicekills.py`."""
+    support = Path(fakecuda.__file__).parent
+    paths = os.pathsep.join([str(support), str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(":")])
+    done = subprocess.run(
+        [sys.executable, str(support / "devicekills.py"), str(folder), *words],
+        env={**os.environ, **standing.environment(PYTHONPATH=paths)}, capture_output=True, text=True, timeout=540,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_forked_child_closes_nothing_and_holds_nothing(standing: Standing, there: Running) -> None:
+    killing(standing, there.folder, "fork")
+
+
+def test_killed_clients_leave_nothing_on_the_device(standing: Standing, there: Running) -> None:
+    killing(standing, there.folder, "kill", "60", "19")
+
+
+@pytest.mark.slow
+def test_hundreds_of_killed_clients_leave_nothing_on_the_device(standing: Standing, there: Running) -> None:
+    killing(standing, there.folder, "kill", "600", os.environ.get("XSP_FAULT_SEED", "1"))

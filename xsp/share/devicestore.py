@@ -1,0 +1,445 @@
+"""The store of a device: a process that keeps copies of a store's weights on it, and hands out how they are opened.
+
+It attaches to the store of the host as any client does, copies an object onto the device once, waits until it is there,
+and hands out the handle that others map it by (CUDA IPC). No mapping of a device is read only: so a sample of blocks is
+compared with the sealed memory of the host at each attachment, and all of them if that is asked for. An object that
+differs is given to nobody any more.
+
+Memory that its owner frees while others have it mapped is undefined. So it is freed when a client has said that it has
+closed it, or its process has ended; and this process ends after the last client, though the store has ended before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import random
+import select
+import selectors
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xsp import clock, processes
+from xsp.errors import ShareError, UsageError, XspError
+from xsp.scrub import plain
+from xsp.share import client as host
+from xsp.share import driver
+from xsp.share.serving import Made, Serving
+from xsp.share.shelf import Client, Eviction, Object, Shelf, Span, size_text
+from xsp.share.weights import Tensor
+from xsp.share.wire import device_socket, in_memory
+
+BLOCK = 4096
+SAMPLED = 16
+"""Blocks that are compared at an attachment: the first, the last, and others that are drawn."""
+
+PIECE = 16 << 20
+"""Bytes of a copy: between pieces, comparisons of other objects have their turn."""
+
+READY = "ready"
+"""What the process says once clients may come; anything else is why they may not."""
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+@dataclass(eq=False)
+class OnDevice(Object):
+    """Weights on a device."""
+
+    device: driver.Device = field(kw_only=True)
+    held: host.Held | None = field(kw_only=True)
+    """The same weights in the store of the host, which has them as long as they are here."""
+
+    handle: bytes = field(kw_only=True)
+    size: int = field(kw_only=True)
+    """Bytes that count; `nbytes` are those that were allocated."""
+
+    differs: str = ""
+    """Where it was found to differ from the host's; nothing if it was not."""
+
+    def free(self) -> None:
+        """Give the memory back, and let go of the host's."""
+        self.held = None
+        with contextlib.suppress(ShareError):  # a device that is lost takes its memory with it
+            self.device.free(self.memory)
+
+
+class DeviceStore(Serving[OnDevice]):
+    """Serves a device until the store ends or it is told to end, and then until the last client has gone."""
+
+    WHAT = "store of the device"
+
+    def __init__(
+        self, folder: Path, ordinal: int, capacity_bytes: int | None = None, eviction: Eviction = Eviction.LRU
+    ) -> None:
+        """Take the device, and listen.
+
+        Args:
+            folder: of the store's socket; the store runs.
+            ordinal: of the device.
+            capacity_bytes: of all objects together; None for half of what is free.
+            eviction: what goes first where there is no room.
+
+        Raises:
+            ShareError: there is no device, it does not share memory, no store runs, or another one serves the device.
+            UsageError: the capacity is less than the least that is allocated.
+        """
+        self.device = driver.device(ordinal)
+        if capacity_bytes is None:
+            capacity_bytes = self.device.memory()[0] // 2
+        if capacity_bytes < driver.GRANULE:
+            raise UsageError(f"--device-capacity: memory comes in pieces of {size_text(driver.GRANULE)}; give more")
+        self._try_to_share()
+        self._draws = 0
+        self._store = host.connect(folder)
+        self._store.setblocking(False)
+        try:
+            shelf: Shelf[OnDevice] = Shelf(capacity_bytes, eviction, "xsp share serve --device-capacity")
+            super().__init__(folder, shelf, device_socket(self.device.uuid))
+        except BaseException:
+            self._store.close()
+            raise
+        self._asks["check"] = self._check
+
+    def _try_to_share(self) -> None:
+        """Share a granule with nobody.
+
+        Raises:
+            ShareError: the device does not share memory.
+        """
+        address = self.device.allocate(driver.GRANULE)
+        try:
+            self.device.handle(address)
+        finally:
+            self.device.free(address)
+
+    # --- ends -----------------------------------------------------------------------------------------
+
+    def _begins(self) -> None:
+        self._selector.register(self._store, selectors.EVENT_READ, self._store_ended)
+
+    def _store_ended(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._store.recv(4096):
+                return
+        self._selector.unregister(self._store)
+        self.end()
+
+    def _is_needed(self) -> bool:
+        while self.shelf.spare():
+            pass
+        return bool(self.shelf.objects or self.shelf.withdrawn)
+
+    def _close(self) -> None:
+        self._store.close()
+        super()._close()
+
+    def _left(self, client: Client) -> None:
+        """Count a client no more, once it cannot have the memory mapped: its process has ended, or it said so."""
+        if client.process < 0:
+            self.shelf.detach(client)
+
+    def _ended(self, client: Client) -> None:
+        """Count a client no more: it has closed the memory, or its process has ended."""
+        if client.process >= 0:
+            self._selector.unregister(client.process)
+            os.close(client.process)
+            client.process = -1
+        self.shelf.detach(client)
+
+    def _answer(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
+        if asked.get("ask") == "detach":  # also while it is ending
+            self._ended(client)
+        else:
+            super()._answer(client, asked, sent)
+
+    # --- attachments ----------------------------------------------------------------------------------
+
+    def _begin(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
+        del sent
+        if asked.get("device") != self.device.uuid:
+            raise ShareError("the client means another device than this store has")
+        key = str(asked.get("key", ""))
+        there = self.shelf.objects.get(key)
+        if there is not None and self.shelf.attach(client, there) and self._is_intact(client, there):
+            self._give(client, there, True, [])
+        elif not self._waits(client, key):
+            self._have_done(key, functools.partial(self._copy, key, plain(str(asked.get("source", "")))), self._put)
+
+    def _is_intact(self, client: Client, there: OnDevice) -> bool:
+        """Compare a sample of blocks with the host's; what differs is given to nobody any more, also not to the client.
+
+        Raises:
+            ShareError: the device cannot be read; the client is not attached then.
+        """
+        self._draws += 1
+        differs = "?"
+        try:
+            differs = differing(there, sample(there.size, self._draws))
+        finally:
+            if differs:
+                self.shelf.detach(client)
+        if differs:
+            self._withdraw(there, differs)
+        return not differs
+
+    def _withdraw(self, there: OnDevice, differs: str) -> None:
+        if self.shelf.objects.get(there.key) is there:
+            there.differs = differs
+            self.shelf.withdraw(there)
+
+    def _give(self, client: Client, given: OnDevice, hit: bool, spans: Iterable[Span]) -> None:
+        with contextlib.suppress(OSError):  # a process that this one cannot see: its connection is what counts then
+            client.process = os.pidfd_open(client.pid)
+            self._selector.register(
+                client.process, selectors.EVENT_READ, functools.partial(self._process_ended, client)
+            )
+        super()._give(client, given, hit, spans)
+
+    def _process_ended(self, client: Client) -> None:
+        if client.process >= 0:
+            self._ended(client)
+            self._drop(client)
+
+    def _handed(self, given: OnDevice) -> tuple[dict[str, Any], int | None]:
+        return {"nbytes": given.size, "handle": given.handle.hex()}, None
+
+    def _described(self, each: OnDevice) -> dict[str, Any]:
+        return {**super()._described(each), "corrupted": each.differs or None}
+
+    def status(self) -> dict[str, Any]:
+        """Return what it holds, and who is attached to it."""
+        device = {"ordinal": self.device.ordinal, "name": self.device.name, "uuid": self.device.uuid}
+        return {"device": device, **super().status()}
+
+    def _copy(self, key: str, source: str) -> Made[OnDevice]:
+        """Copy an object of the host's onto the device; what goes wrong becomes a message."""
+        spans: list[Span] = []
+        reserved, address = 0, 0
+        try:
+            held = host.attach(f"sha256:{key}", self.folder)
+            size = held.mapping.nbytes
+            wanted = -(-size // driver.GRANULE) * driver.GRANULE
+            at = clock.monotonic_ns()
+            evicted = self.shelf.reserve(wanted, f"{self.device.where}: {source}")
+            reserved = wanted
+            address, more = self._allocate(wanted, source)
+            if evicted + more:
+                spans.append(Span(f"share.device.evict {evicted + more}", at, clock.monotonic_ns()))
+            began = clock.monotonic_ns()
+            for done in range(0, size, PIECE):
+                if not self._goes_on:
+                    raise ShareError(f"the {self.WHAT} is ending")
+                self.device.fill(address + done, held.mapping.address + done, min(PIECE, size - done))
+            self.device.synchronise()  # before anybody can open it: no other process has to wait for an event
+            handle = self.device.handle(address)
+            ended = clock.monotonic_ns()
+            spans.append(Span("share.device.copy", began, ended))
+            made = OnDevice(
+                key, address, wanted, len(held.tensors), source,
+                copy_ns=ended - began, device=self.device, held=held, handle=handle, size=size,
+            )  # fmt: skip
+            return Made(made, reserved, spans, None)
+        except Exception as error:
+            if address:
+                with contextlib.suppress(ShareError):
+                    self.device.free(address)
+            message = str(error) if isinstance(error, ShareError) else f"{source}: {type(error).__name__}: {error}"
+            return Made(None, reserved, spans, message)
+
+    def _allocate(self, nbytes: int, source: str) -> tuple[int, int]:
+        """Return the address of memory, and how many objects were evicted for it beyond what the capacity asks for.
+
+        Raises:
+            ShareError: others than this store have it, and nothing that could be evicted is left.
+        """
+        evicted = 0
+        while True:
+            try:
+                return self.device.allocate(nbytes), evicted
+            except driver.DriverError as error:
+                if not error.is_memory:
+                    raise
+                if not self.shelf.spare():
+                    free, total = self.device.memory()
+                    raise ShareError(
+                        f"{self.device.where}: {source}: no room for {size_text(nbytes)}: {size_text(free)} of "
+                        f"{size_text(total)} are free, and {size_text(self.shelf.held_bytes)} of this store's are "
+                        f"attached{self.shelf.attached_text()}; nvidia-smi shows which processes have the rest"
+                    ) from None
+            evicted += 1
+
+    # --- checks ---------------------------------------------------------------------------------------
+
+    def _check(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
+        """Have all of what is there compared with the host's."""
+        del asked, sent
+        if self._waits(client, _CHECK):
+            return
+        holders = []
+        for each in list(self.shelf.objects.values()):  # nothing is freed while it is compared
+            holder = Client(self._store, os.getpid())
+            if self.shelf.attach(holder, each):
+                holders.append(holder)
+        objects = [holder.object for holder in holders if isinstance(holder.object, OnDevice)]
+        self._have_done(_CHECK, lambda: self._compared(objects), functools.partial(self._tell_compared, holders))
+
+    def _compared(self, objects: list[OnDevice]) -> list[Compared]:
+        found = []
+        for each in objects:
+            if self._goes_on:
+                try:
+                    found.append(Compared(each, differing(each), None))
+                except ShareError as error:
+                    found.append(Compared(each, "", str(error)))
+        return found
+
+    def _tell_compared(self, holders: list[Client], found: list[Compared], waiting: list[Client]) -> None:
+        for holder in holders:
+            self.shelf.detach(holder)
+        told = []
+        for each, differs, error in found:
+            pids = sorted(client.pid for client in each.attached)
+            told.append({"key": each.key, "source": each.source, "nbytes": each.size, "attached": pids,
+                         "corrupted": differs or None, "error": error})  # fmt: skip
+            if differs:
+                self._withdraw(each, differs)
+        for client in waiting:
+            self._send(client, {}, in_memory(json.dumps(told).encode()))
+
+
+_CHECK = "check"
+"""What those wait for who have asked for a comparison; keys of objects are longer."""
+
+
+class Compared(NamedTuple):
+    """An object that was compared with the host's."""
+
+    object: OnDevice
+    differs: str
+    """Where; nothing if it does not."""
+
+    error: str | None
+    """Why it could not be compared."""
+
+
+def sample(nbytes: int, draw: int) -> list[int]:
+    """Return the offsets of the blocks that are compared: the first, the last, and others by the number of a draw."""
+    blocks = -(-nbytes // BLOCK)
+    inner = range(1, blocks - 1)
+    drawn = random.Random(draw).sample(inner, min(SAMPLED - 2, len(inner)))
+    return [each * BLOCK for each in sorted({0, *drawn, blocks - 1})]
+
+
+def differing(each: OnDevice, offsets: list[int] | None = None) -> str:
+    """Return where an object on a device differs from the host's; nothing if it does not.
+
+    Args:
+        each: what is compared.
+        offsets: of blocks; None for all of it.
+
+    Raises:
+        ShareError: the device cannot be read.
+    """
+    assert each.held is not None
+    piece = PIECE if offsets is None else BLOCK
+    buffer = ctypes.create_string_buffer(min(piece, each.size))
+    for offset in range(0, each.size, piece) if offsets is None else offsets:
+        length = min(piece, each.size - offset)
+        each.device.read(each.memory + offset, ctypes.addressof(buffer), length)
+        right = each.held.mapping.address + offset
+        if _memcmp(buffer, right, length):
+            pairs = zip(buffer.raw[:length], ctypes.string_at(right, length), strict=True)
+            return _place(each.held.tensors, offset + next(at for at, (one, other) in enumerate(pairs) if one != other))
+    return ""
+
+
+def _place(tensors: list[Tensor], at: int) -> str:
+    for tensor in tensors:
+        if tensor.offset <= at < tensor.offset + tensor.nbytes:
+            return f"byte {at}, in {plain(tensor.name)}"
+    return f"byte {at}, in no tensor"
+
+
+# --- its process ------------------------------------------------------------------------------------------------------
+
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.share.devicestore import main; main(*sys.argv[2:])"
+START_S, END_S = 120.0, 2.0
+
+
+def started(folder: Path, ordinal: int, capacity_bytes: int | None, eviction: Eviction) -> subprocess.Popen[bytes]:
+    """Start a process that serves a device, and return it once clients may come.
+
+    It is in a session of its own: an interrupt in the terminal ends the store, and it ends after its clients.
+
+    Raises:
+        ShareError: it cannot serve the device; the message says why.
+    """
+    reads, writes = os.pipe()
+    given = [os.path.abspath(folder), str(ordinal), str(capacity_bytes or ""), eviction.value, str(writes)]
+    try:
+        process = processes.start_python(_CODE, *given, stdin=subprocess.DEVNULL, pass_fds=(writes,))
+    finally:
+        os.close(writes)
+    with open(reads, "rb") as answers:
+        ready, _, _ = select.select([answers], [], [], START_S)
+        said = answers.read().decode(errors="replace") if ready else f"did not answer within {START_S:.0f} s"
+    if said == READY:
+        return process
+    process.kill()
+    how = processes.ending(process.wait())
+    raise ShareError(said or f"cuda:{ordinal}: the process that was to serve it ended with {how}")
+
+
+def beside(
+    serving: Serving[Object], ordinals: Sequence[int], capacity_bytes: int | None, eviction: Eviction
+) -> dict[int, subprocess.Popen[bytes]]:
+    """Start a process for each device beside a store that does not serve yet, and return them by the device.
+
+    Raises:
+        ShareError: a device cannot be served; then the store has ended, too.
+    """
+    found: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        for ordinal in dict.fromkeys(ordinals):
+            found[ordinal] = started(serving.folder, ordinal, capacity_bytes, eviction)
+    except BaseException:
+        for process in found.values():
+            process.terminate()
+        serving.end()
+        serving.serve()
+        raise
+    return found
+
+
+def left(beside: Mapping[int, subprocess.Popen[bytes]]) -> list[tuple[int, int]]:
+    """Wait a moment for such processes to end, and return device and process of those that have clients still."""
+    until = time.monotonic() + END_S
+    found = []
+    for ordinal, process in beside.items():
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            found.append((ordinal, process.pid))
+    return found
+
+
+def main(folder: str, ordinal: str, capacity_bytes: str, eviction: str, answers: str) -> None:
+    """Serve a device; for `started`."""
+    with open(int(answers), "w", encoding="utf-8") as answer:
+        try:
+            capacity = int(capacity_bytes) if capacity_bytes else None
+            serving = DeviceStore(Path(folder), int(ordinal), capacity, Eviction(eviction))
+        except XspError as error:
+            answer.write(str(error))
+            return
+        answer.write(READY)
+    serving.serve_until_signal()

@@ -1,0 +1,262 @@
+"""Memory of a device, by NVIDIA's driver itself: allocated, filled, compared, and shared with other processes by IPC.
+
+The driver's library is called without torch. Each call makes the device's primary context current, which is torch's as
+well, and leaves the thread's own one as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from xsp.errors import ShareError
+
+LIBRARY = "libcuda.so.1"
+
+HANDLE_BYTES = 64
+GRANULE = 2 << 20
+"""An allocation of whole granules is alone in what its handle opens: smaller ones share theirs with others."""
+
+_LAZY_PEER_ACCESS = 1
+"""The flag that `cuIpcOpenMemHandle` asks for."""
+
+_OUT_OF_MEMORY, _NOT_INITIALIZED = 2, 3
+
+_ELSEWHERE = "the memory cannot be opened here: is the store's process on the same machine, in the same container?"
+
+_REMEDIES = {
+    2: "the device has no memory left; nvidia-smi shows who uses it",
+    3: "CUDA cannot be used in a child that was forked after its parent used it; start processes by spawn",
+    46: "the device is used by another process alone (compute mode); nvidia-smi -c DEFAULT",
+    100: "there is no NVIDIA device here; nvidia-smi shows them",
+    101: "there is no such device here; nvidia-smi -L and CUDA_VISIBLE_DEVICES say which there are",
+    201: _ELSEWHERE,
+    205: _ELSEWHERE,
+    400: _ELSEWHERE,
+    801: "the device or its driver does not share memory between processes (some MIG set-ups, WSL, Jetson)",
+}
+"""What to do, by the driver's error code."""
+
+
+class _Handle(ctypes.Structure):
+    """`CUipcMemHandle`."""
+
+    _fields_ = (("reserved", ctypes.c_byte * HANDLE_BYTES),)
+
+
+class _Uuid(ctypes.Structure):
+    """`CUuuid`."""
+
+    _fields_ = (("bytes", ctypes.c_byte * 16),)
+
+
+class DriverError(ShareError):
+    """A call of the driver failed."""
+
+    def __init__(self, where: str, call: str, code: int, name: str) -> None:
+        remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
+        super().__init__(f"{where}: {call} failed ({name}){remedy}")
+        self.code = code
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether there was no memory."""
+        return self.code == _OUT_OF_MEMORY
+
+
+_ADDRESS, _SIZE, _POINTER, _INT = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (ctypes.c_uint,),
+    "cuGetErrorName": (_INT, _POINTER),
+    "cuDeviceGetCount": (_POINTER,),
+    "cuDeviceGet": (_POINTER, _INT),
+    "cuDeviceGetName": (_POINTER, _INT, _INT),
+    "cuDeviceGetUuid_v2": (_POINTER, _INT),
+    "cuDevicePrimaryCtxRetain": (_POINTER, _INT),
+    "cuCtxPushCurrent_v2": (_POINTER,),
+    "cuCtxPopCurrent_v2": (_POINTER,),
+    "cuCtxSynchronize": (),
+    "cuMemGetInfo_v2": (_POINTER, _POINTER),
+    "cuMemAlloc_v2": (_POINTER, _SIZE),
+    "cuMemFree_v2": (_ADDRESS,),
+    "cuMemcpyHtoD_v2": (_ADDRESS, _POINTER, _SIZE),
+    "cuMemcpyDtoH_v2": (_POINTER, _ADDRESS, _SIZE),
+    "cuIpcGetMemHandle": (_POINTER, _ADDRESS),
+    "cuIpcOpenMemHandle_v2": (_POINTER, _Handle, ctypes.c_uint),
+    "cuIpcCloseMemHandle": (_ADDRESS,),
+}
+"""The calls that are made, with the versions that the driver's header gives them, and what they take."""
+
+
+class _Driver:
+    """The library."""
+
+    def __init__(self, library: str) -> None:
+        """Load and initialise it.
+
+        Raises:
+            ShareError: it is not there, too old, or finds no device.
+        """
+        try:
+            loaded = ctypes.CDLL(library)
+        except OSError:
+            raise ShareError(
+                f"there is no NVIDIA driver here ({library} cannot be loaded): attach without device=, on the CPU"
+            ) from None
+        self._calls = {}
+        for name, takes in _SIGNATURES.items():
+            call = getattr(loaded, name, None)
+            if call is None:
+                raise ShareError(f"{library} has no {name}: the driver is too old; one of CUDA 11.4 or later has it")
+            call.argtypes, call.restype = takes, _INT
+            self._calls[name] = call
+        self.call("the driver", "cuInit", 0)
+
+    def call(self, where: str, name: str, *given: Any) -> None:
+        """Make a call.
+
+        Raises:
+            DriverError: it fails.
+        """
+        code = self._calls[name](*given)
+        if code:
+            text = ctypes.c_char_p()
+            self._calls["cuGetErrorName"](code, ctypes.byref(text))
+            raise DriverError(where, name, code, text.value.decode() if text.value else f"error {code}")
+
+
+_opened: dict[tuple[int, str, int], Device] = {}
+"""Devices of this process, by its number, the library and theirs."""
+
+_opening = threading.Lock()
+
+
+def device(ordinal: int) -> Device:
+    """Return a device of this process, as torch counts them.
+
+    Raises:
+        ShareError: there is no driver, or no such device.
+    """
+    with _opening:
+        key = os.getpid(), LIBRARY, ordinal
+        if key not in _opened:
+            _opened[key] = Device(_Driver(LIBRARY), ordinal)
+        return _opened[key]
+
+
+class Device:
+    """A device, and memory on it. All threads may use it."""
+
+    def __init__(self, driver: _Driver, ordinal: int) -> None:
+        """Make its primary context; it stays until the process ends.
+
+        Raises:
+            DriverError: there is no such device, or it cannot be used.
+        """
+        self.ordinal = ordinal
+        self._driver = driver
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        if not 0 <= ordinal < count.value:
+            raise ShareError(
+                f"{self.where}: there is no such device; the number of devices here is {count.value}, which "
+                "CUDA_VISIBLE_DEVICES may limit"
+            )
+        number, name, uuid = ctypes.c_int(), ctypes.create_string_buffer(256), _Uuid()
+        self._call("cuDeviceGet", ctypes.byref(number), ordinal)
+        self._call("cuDeviceGetName", ctypes.byref(name), len(name), number)
+        self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), number)
+        self.name = name.value.decode(errors="replace")
+        self.uuid = bytes(uuid).hex()
+        """Of the device, or of the part of it that MIG gives; the same in all processes."""
+
+        self._context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
+
+    @property
+    def where(self) -> str:
+        """What messages call it."""
+        return f"cuda:{self.ordinal}"
+
+    def _call(self, name: str, *given: Any) -> None:
+        self._driver.call(self.where, name, *given)
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def memory(self) -> tuple[int, int]:
+        """Return how many bytes are free, and how many there are."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        with self._current():
+            self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of memory that can be shared.
+
+        Raises:
+            DriverError: there is none.
+        """
+        address = ctypes.c_uint64()
+        with self._current():
+            self._call("cuMemAlloc_v2", ctypes.byref(address), nbytes)
+        return address.value
+
+    def free(self, address: int) -> None:
+        """Give memory back, which no other process may have open."""
+        with self._current():
+            self._call("cuMemFree_v2", address)
+
+    def fill(self, address: int, source: int, nbytes: int) -> None:
+        """Copy memory of the host to the device; it is there after `synchronise`."""
+        with self._current():
+            self._call("cuMemcpyHtoD_v2", address, source, nbytes)
+
+    def read(self, address: int, target: int, nbytes: int) -> None:
+        """Copy memory of the device to the host, and wait for it."""
+        with self._current():
+            self._call("cuMemcpyDtoH_v2", target, address, nbytes)
+
+    def synchronise(self) -> None:
+        """Wait for all that this process has the device do."""
+        with self._current():
+            self._call("cuCtxSynchronize")
+
+    def handle(self, address: int) -> bytes:
+        """Return what other processes open memory by.
+
+        Raises:
+            DriverError: the device does not share memory.
+        """
+        handle = _Handle()
+        with self._current():
+            self._call("cuIpcGetMemHandle", ctypes.byref(handle), address)
+        return bytes(handle)
+
+    def open(self, handle: bytes) -> int:
+        """Map what another process has shared, and return the address. Once a handle: a second time may be an error.
+
+        Raises:
+            DriverError: it cannot be opened.
+        """
+        address = ctypes.c_uint64()
+        with self._current():
+            opened = _Handle.from_buffer_copy(handle)
+            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), opened, _LAZY_PEER_ACCESS)
+        return address.value
+
+    def close(self, address: int) -> None:
+        """End such a mapping, once all that this process has the device do is done."""
+        with self._current():
+            self._call("cuCtxSynchronize")
+            self._call("cuIpcCloseMemHandle", address)

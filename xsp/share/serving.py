@@ -1,0 +1,407 @@
+"""What a store of the host's memory and one of a device's have in common: a socket, clients, and a thread that copies.
+
+A loop answers clients; what takes longer is done by one thread, once for all who wait for the same. A client's
+connection is its attachment: however it ends, the system closes it, and the count is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import queue
+import resource
+import selectors
+import signal
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from xsp.errors import ShareError
+from xsp.scrub import plain
+from xsp.share.shelf import Client, Object, Shelf, Span
+from xsp.share.wire import PROTOCOL, SOCKET, in_memory, received, send, socket_of
+
+Kind = TypeVar("Kind", bound=Object)
+Result = TypeVar("Result")
+
+Then = Callable[[list[Client]], None]
+"""What the loop does, once the thread is done, with those who wait for it."""
+
+
+class Made(NamedTuple, Generic[Kind]):
+    """What the thread hands back."""
+
+    object: Kind | None
+    reserved: int
+    spans: list[Span]
+    error: str | None
+
+
+class Serving(Generic[Kind]):
+    """Serves a directory until it is told to end."""
+
+    WHAT = "store"
+    """What messages call it."""
+
+    def __init__(self, folder: Path, shelf: Shelf[Kind], name: str = SOCKET) -> None:
+        """Take the directory and listen.
+
+        Args:
+            folder: for the socket; it is made, for this user alone.
+            shelf: what it holds.
+            name: of the socket in it.
+
+        Raises:
+            ShareError: another one serves it, it is open to others, or something else lies in the socket's place.
+        """
+        self.folder = folder
+        self.shelf = shelf
+        self.generation = os.urandom(8).hex()
+        self._clients: dict[socket.socket, Client] = {}
+        self._waiting: dict[Hashable, list[Client]] = {}
+        self._asked: queue.SimpleQueue[tuple[Hashable, Callable[[], Any], Callable[..., object]] | None]
+        self._asked = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Hashable, Then]] = queue.SimpleQueue()
+        self._asks: dict[str, Callable[[Client, dict[str, Any], list[int]], None]]
+        self._asks = {"status": self._tell, "evict": self._evict, "attach": self._begin}
+        self._goes_on = True
+        lock = f"{name.removesuffix('.sock')}.lock"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = socket_of(folder, name)
+            self._lock = os.open(folder / lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise ShareError(f"{folder}: cannot be the directory of a store ({error.strerror})") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise ShareError(f"{folder}: another {self.WHAT} serves it already") from error
+        try:
+            self._listening = _listen(path)
+        except ShareError:
+            os.close(self._lock)
+            raise
+        self._woken, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._path = path
+        _many_descriptors()
+
+    def end(self) -> None:
+        """Have `serve` return; also from a signal's handler or another thread."""
+        self._goes_on = False
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wakes, b"x")
+
+    def serve_until_signal(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Answer clients until an interrupt or SIGTERM; in the main thread.
+
+        Args:
+            ready: called once either would end it.
+        """
+        earlier = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)  # any thread may get the signal
+        before = {each: signal.signal(each, lambda *_: self.end()) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            ready()
+            self.serve()
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            signal.set_wakeup_fd(earlier)
+
+    def serve(self) -> None:
+        """Answer clients until `end`; then let go of everything."""
+        working = threading.Thread(target=self._work, name="xsp-share-copy", daemon=True)
+        working.start()
+        with selectors.DefaultSelector() as self._selector:
+            self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
+            self._selector.register(self._woken, selectors.EVENT_READ, self._woke)
+            self._begins()
+            try:
+                while self._goes_on:
+                    self._turn()
+            finally:
+                self._goes_on = False
+                self._asked.put(None)
+                working.join()
+                self._hand_out()
+                self._refuse()
+                while self._is_needed():
+                    self._turn()
+                self._close()
+
+    def _turn(self) -> None:
+        for ready, _ in self._selector.select():
+            ready.data()
+
+    def _begins(self) -> None:
+        """Do what is to be done when the loop begins."""
+
+    def _is_needed(self) -> bool:
+        """Return whether clients need it to go on though it was told to end: memory that is mapped stays without it."""
+        return False
+
+    def _refuse(self) -> None:
+        """Take no new clients; another one may serve the directory from now on."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self._selector.unregister(self._listening)
+        self._listening.close()
+        os.close(self._lock)
+
+    def _close(self) -> None:
+        for client in list(self._clients.values()):
+            self._drop(client)
+        with self.shelf.lock:
+            for each in list(self.shelf.objects.values()):
+                self.shelf.evict(each)
+        for descriptor in (self._woken, self._wakes):
+            os.close(descriptor)
+
+    # --- clients --------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:  # it has gone already, or there are no descriptors left: those who are attached go on
+            time.sleep(0.001)
+            return
+        pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.getuid():
+            connection.close()
+            return
+        connection.setblocking(False)
+        client = self._clients[connection] = Client(connection, pid)
+        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._hear, client))
+
+    def _drop(self, client: Client) -> None:
+        """Forget a connection, and with it the attachment."""
+        if self._clients.pop(client.connection, None) is None:
+            return
+        if client.waits_for is not None:
+            self._waiting.get(client.waits_for, []).remove(client)
+            client.waits_for = None
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(client.connection)
+        client.connection.close()
+        self._left(client)
+
+    def _left(self, client: Client) -> None:
+        """Count a client no more whose connection has ended."""
+        self.shelf.detach(client)
+
+    def _hear(self, client: Client) -> None:
+        if client.connection not in self._clients:  # dropped in the same turn
+            return
+        try:
+            text, sent = received(client.connection)
+        except BlockingIOError:
+            return
+        except (OSError, ShareError):
+            self._drop(client)
+            return
+        try:
+            if not text:
+                self._drop(client)
+                return
+            try:
+                asked = json.loads(text)
+                if not isinstance(asked, dict):
+                    raise ValueError("no table")
+                self._answer(client, asked, sent)
+            except (ValueError, RecursionError):
+                self._send(client, {"error": f"the {self.WHAT} does not understand the message"})
+            except ShareError as error:
+                self._send(client, {"error": str(error)})
+        finally:
+            for descriptor in sent:
+                os.close(descriptor)
+
+    def _answer(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
+        """Answer a message; a descriptor that is kept is taken out of those sent."""
+        if asked.get("protocol") != PROTOCOL:
+            raise ShareError("the client is of another version of xsp than the store; use the store's version for both")
+        if not self._goes_on:
+            raise ShareError(f"the {self.WHAT} is ending; start one (xsp share serve) and attach again")
+        wanted = self._asks.get(str(asked.get("ask")))
+        if wanted is None or (wanted == self._begin and (client.object is not None or client.waits_for is not None)):
+            raise ShareError(f"the {self.WHAT} does not know what is asked, or the connection is attached already")
+        wanted(client, asked, sent)
+
+    def _send(self, client: Client, told: dict[str, Any], memory: int | None = None, keep: bool = False) -> None:
+        try:
+            send(client.connection, told, memory)
+        except OSError:  # it has gone, or does not read
+            self._drop(client)
+        finally:
+            if memory is not None and not keep:
+                os.close(memory)
+
+    def _begin(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
+        """Attach a client, or have what it asks for made.
+
+        Raises:
+            ShareError: it asks for what there cannot be.
+        """
+        raise NotImplementedError
+
+    def _handed(self, given: Kind) -> tuple[dict[str, Any], int | None]:
+        """Return what a client is told of an object beside its key, and the descriptor that it is sent."""
+        raise NotImplementedError
+
+    def _give(self, client: Client, given: Kind, hit: bool, spans: Iterable[Span]) -> None:
+        """Hand an object to a client that is attached to it."""
+        given.hits += hit
+        told, memory = self._handed(given)
+        told |= {"key": given.key, "hit": hit, "generation": self.generation, "spans": [*spans]}
+        self._send(client, told, memory, keep=True)
+
+    def _of_key(self, key: str) -> Kind:
+        found = [each for each in self.shelf.objects.values() if len(key) >= 8 and each.key.startswith(key)]
+        if len(found) != 1:
+            raise ShareError(
+                f"{plain(key)[:80]}: {'several objects begin so' if found else 'the store has no such object'}; "
+                "xsp share status lists them"
+            )
+        return found[0]
+
+    def _evict(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
+        del sent
+        key = str(asked.get("key", ""))
+        wanted = list(self.shelf.objects.values()) if key == "*" else [self._of_key(key)]
+        with self.shelf.lock:
+            attached = [each for each in wanted if each.attached]
+            if key != "*" and attached:
+                pids = ", ".join(str(each.pid) for each in attached[0].attached)
+                raise ShareError(f"{attached[0].key[:16]}: is attached (to process {pids}), and stays")
+            for each in wanted:
+                if not each.attached:
+                    self.shelf.evict(each)
+        self._send(client, {"evicted": len(wanted) - len(attached), "attached": len(attached)})
+
+    def _tell(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
+        del asked, sent
+        self._send(client, {}, in_memory(json.dumps(self.status()).encode()))
+
+    def _described(self, each: Kind) -> dict[str, Any]:
+        """Return what the status says of an object."""
+        return {
+            "key": each.key,
+            "source": each.source,
+            "nbytes": each.nbytes,
+            "tensors": each.tensors,
+            "hits": each.hits,
+            "copy_ns": each.copy_ns,
+            "attached": sorted(client.pid for client in each.attached),
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Return what the store holds, and who is attached to it."""
+        with self.shelf.lock:
+            held = [*self.shelf.objects.values(), *self.shelf.withdrawn]
+            return {
+                "pid": os.getpid(),
+                "generation": self.generation,
+                "capacity_bytes": self.shelf.capacity_bytes,
+                "held_bytes": self.shelf.held_bytes,
+                "copying_bytes": self.shelf.reserved_bytes,
+                "eviction": self.shelf.eviction.value,
+                "evictions": self.shelf.evictions,
+                "connections": len(self._clients),
+                "objects": [self._described(each) for each in sorted(held, key=lambda each: -each.used)],
+            }
+
+    # --- what takes longer ----------------------------------------------------------------------------
+
+    def _waits(self, client: Client, for_what: Hashable) -> bool:
+        """Have a client wait; return whether what it waits for is being made already, for others."""
+        client.waits_for = for_what
+        self._waiting.setdefault(for_what, []).append(client)
+        return len(self._waiting[for_what]) > 1
+
+    def _have_done(
+        self, for_what: Hashable, work: Callable[[], Result], then: Callable[[Result, list[Client]], object]
+    ) -> None:
+        """Have the thread do something, and then the loop something with the result and those who wait for it.
+
+        Args:
+            for_what: as those who wait were told to.
+            work: raises nothing; once the store is told to end it returns soon.
+            then: called in the loop.
+        """
+        self._asked.put((for_what, work, then))
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            for_what, work, then = asked
+            self._done.put((for_what, functools.partial(then, work())))
+            self._wake()
+
+    def _woke(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Do what is to be done with what the thread has done."""
+        while not self._done.empty():
+            for_what, then = self._done.get()
+            waiting = self._waiting.pop(for_what, [])
+            for client in waiting:
+                client.waits_for = None
+            then(waiting)
+
+    def _put(self, made: Made[Kind], waiting: list[Client]) -> Kind | None:
+        """Keep what was made, and give it to those who wait; return what is kept, None if it could not be made."""
+        if made.object is None:
+            self.shelf.release(made.reserved)
+            for client in waiting:
+                self._send(client, {"error": made.error})
+            return None
+        kept = self.shelf.put(made.object, waiting)
+        for client in waiting:
+            self._give(client, kept, False, made.spans)
+        return kept
+
+
+def _listen(path: str) -> socket.socket:
+    """Return a socket that listens at a path, in the place of one that a killed store left.
+
+    Raises:
+        ShareError: what lies there is no socket, or it cannot be made.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise ShareError(f"{path}: is no socket; move it away, or give another directory with --dir")
+            os.unlink(path)
+        listening.bind(path)
+        os.chmod(path, 0o600)
+        listening.listen(256)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise ShareError(f"{path}: no socket can be made there ({error.strerror})") from error
+    except ShareError:
+        listening.close()
+        raise
+    return listening
+
+
+def _many_descriptors() -> None:
+    """Let this process have as many descriptors as it may: each attachment takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
