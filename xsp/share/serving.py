@@ -32,7 +32,7 @@ from xsp.share.wire import PROTOCOL, SOCKET, in_memory, received, send, socket_o
 Kind = TypeVar("Kind", bound=Object)
 Result = TypeVar("Result")
 
-Then = Callable[[list[Client]], None]
+Then = Callable[[list[Client]], object]
 """What the loop does, once the thread is done, with those who wait for it."""
 
 
