@@ -32,7 +32,7 @@ from xsp.share.wire import PROTOCOL, SOCKET, in_memory, received, send, socket_o
 Kind = TypeVar("Kind", bound=Object)
 Result = TypeVar("Result")
 
-Then = Callable[[list[Client]], None]
+Then = Callable[[list[Client]], object]
 """What the loop does, once the thread is done, with those who wait for it."""
 
 
@@ -330,7 +330,7 @@ class Serving(Generic[Kind]):
         return len(self._waiting[for_what]) > 1
 
     def _have_done(
-        self, for_what: Hashable, work: Callable[[], Result], then: Callable[[Result, list[Client]], None]
+        self, for_what: Hashable, work: Callable[[], Result], then: Callable[[Result, list[Client]], object]
     ) -> None:
         """Have the thread do something, and then the loop something with the result and those who wait for it.
 
