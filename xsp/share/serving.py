@@ -67,7 +67,7 @@ class Serving(Generic[Kind]):
         self.generation = os.urandom(8).hex()
         self._clients: dict[socket.socket, Client] = {}
         self._waiting: dict[Hashable, list[Client]] = {}
-        self._asked: queue.SimpleQueue[tuple[Hashable, Callable[[], Any], Callable[..., None]] | None]
+        self._asked: queue.SimpleQueue[tuple[Hashable, Callable[[], Any], Callable[..., object]] | None]
         self._asked = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Hashable, Then]] = queue.SimpleQueue()
         self._asks: dict[str, Callable[[Client, dict[str, Any], list[int]], None]]
