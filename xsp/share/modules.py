@@ -214,7 +214,8 @@ def _assigned(module: torch.nn.Module, held: Sequence[Held], source: str, strict
     if volatile:
         raise ShareError(
             f"{where}: no file has the buffers {_some(volatile)}, and the module has no values of them; "
-            "build it in `with xsp.share.empty():`, which makes buffers, instead of on the meta device"
+            "build it in `with xsp.share.empty():`, which makes buffers, instead of on the meta device, or with its "
+            "values if it computes these buffers from them (Swin of timm)"
         )
     made: list[tuple[list[Slot], Any]] = []
     private: dict[str, str] = {}
