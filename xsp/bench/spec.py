@@ -18,6 +18,9 @@ AS_RUN = "as-run"
 OTHER_NUMBERS = frozenset(["autocast-bfloat16"])
 """Variants that compute in another precision: their times enter no bound, and their errors are their results."""
 
+UNKNOWN_SHAPES = "shapes or types of its tensors are not known"
+"""Why a block has no inputs."""
+
 RUNTIMES = "xsp.runtimes"
 """Entry points of what runs blocks: classes with `prepare`, as `xsp.bench.torchcalls.Torch` has it."""
 

@@ -17,7 +17,7 @@ import torch
 
 from xsp.bench import inputs
 from xsp.bench.inputs import NotTimeable, Rule
-from xsp.bench.spec import CacheState, Spec
+from xsp.bench.spec import UNKNOWN_SHAPES, CacheState, Spec
 from xsp.graph.blocks import Block
 from xsp.graph.node import Call, Tensor
 from xsp.graph.recorder import flat
@@ -139,10 +139,14 @@ class Torch:
                     kept.append((whole, whole.clone()))
                 given += made
             sets.append(tuple(given))
-        flush = torch.zeros(rotated_bytes // 4) if spec.state is CacheState.COLD else None
         guessed = sorted({call.op for call in spec.block.calls if call.op in written.guessed})
         notes = f"values of {', '.join(guessed)} are zeros: no rule is known" if guessed else ""
-        return Prepared(written.function(), sets, kept, notes, flush=flush)
+        return Prepared(written.function(), sets, kept, notes, flush=flushed(spec, rotated_bytes))
+
+
+def flushed(spec: Spec, rotated_bytes: int) -> torch.Tensor | None:
+    """Return what is overwritten before each call in state `cold`; None in other states."""
+    return torch.zeros(rotated_bytes // 4) if spec.state is CacheState.COLD else None
 
 
 def overhead(name: str) -> Prepared:
@@ -168,7 +172,7 @@ class Written:
 
     def __init__(self, block: Block) -> None:
         if block.holes:
-            raise NotTimeable("shapes or types of its tensors are not known")
+            raise NotTimeable(UNKNOWN_SHAPES)
         self.parameters: dict[int, list[Tensor]] = {}
         """Storage → the different tensors by which it is given, in order."""
 
