@@ -253,6 +253,16 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_timed(tmp_pa
         bench.fill(of(torch.nn.ReLU(), torch.ones(4)), timings, PLENTY_S)
 
 
+def test_where_all_is_known_a_folder_that_cannot_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (spec,) = of(torch.nn.ReLU(), torch.ones(4))
+    timings = Timings.open(tmp_path, HERE)
+    timings.add([dataclasses.replace(untimed(spec, Status.FAILED, "no way"), xsp=__version__)])
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert bench.fill([spec], timings, PLENTY_S) == []
+
+
 def test_a_runtime_that_is_not_there_is_one_error_and_nothing_is_kept(tmp_path: Path) -> None:
     specs = [dataclasses.replace(each, runtime="torhc") for each in of(torch.nn.ReLU(), torch.ones(4))]
     with pytest.raises(BenchError, match="no runtime 'torhc'; did you mean torch"):

@@ -287,3 +287,33 @@ def test_a_function_of_a_users_file_that_does_a_step_is_captured(tmp_path) -> No
     graph = xsp.graph.of(f"{path}:step", batch=3)
     assert {each.phase for each in graph.nodes} == set(Phase)
     assert graph.parameters == 10
+
+
+def test_packed_weights_of_quantised_layers_are_weights_and_what_reads_them_has_no_bytes() -> None:
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("this torch has no quantised layers")
+
+    def made() -> object:
+        plain = nn.Sequential(nn.Linear(32, 64), nn.ReLU()).eval()
+        return torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}, dtype=torch.qint8)
+
+    first, second = (of(made(), 1, 32) for _ in range(2))
+    (packed,) = {node.key for node in first.nodes if node.call.op == "quantized::linear_dynamic"}
+    assert packed in {node.key for node in second.nodes}, "no address of an object is in a key"
+    found = first.measures()
+    assert (found["parameters"], found["weight_bytes"]) == (32 * 64 + 64, 32 * 64 + 4 * 64)
+    assert (found["bytes"], found["bytes_unknown"], found["flops"]) == (None, 1, None)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_product_with_a_sparse_tensor_has_no_figures_of_a_dense_one() -> None:
+    class Graphs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("near", torch.eye(16).to_sparse_csr())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.near @ x)
+
+    found = of(Graphs(), 16, 4).measures()
+    assert (found["flops"], found["flops_unknown"], found["bytes_unknown"]) == (None, 1, 1)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xsp.bench.inputs import NotTimeable
-from xsp.bench.spec import UNKNOWN_SHAPES, CacheState, Spec
+from xsp.bench.spec import CacheState, Spec, without_inputs
 from xsp.graph.blocks import Block, Wires
 from xsp.graph.node import Call, Tensor
 
@@ -90,6 +90,9 @@ class _Model:
         self.notes: list[str] = []
         self._names: dict[tuple[int, Tensor], str] = {}
         self._lasting = set(block.weights)
+        lacks = without_inputs(block)
+        if lacks:
+            raise NotTimeable(lacks)
         for call, wires in zip(block.calls, block.wiring, strict=True):
             self._add(call, wires)
         if not self.given:
@@ -101,8 +104,6 @@ class _Model:
         return {name: each for name, each in self.made.items() if name not in self.read}
 
     def _add(self, call: Call, wires: Wires) -> None:
-        if any(each.shape is None or each.dtype is None for each in (*call.inputs, *call.outputs)):
-            raise NotTimeable(UNKNOWN_SHAPES)
         for each in (*call.inputs, *call.outputs):
             _type(each)
         inputs, turn = [], iter(wires.reads)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from xsp import plugins
 from xsp.bench.environment import caches
-from xsp.bench.spec import AS_RUN, RUNTIMES, UNKNOWN_SHAPES, CacheState, Spec, Status, Timing, untimed
+from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Status, Timing, untimed, without_inputs
 from xsp.bench.timings import Timings
 from xsp.bench.turns import Limits, Turns, rotated_bytes
 from xsp.errors import BenchError, nearest
@@ -182,8 +182,9 @@ def fill(
         spec, count = each if isinstance(each, tuple) else (each, 1)
         pairs.setdefault(spec.key, (spec, count))
     _check_runtimes({spec.runtime for spec, _ in pairs.values()})
-    timings.check_writable()
     ordered = missing(pairs.values(), timings if not again else None)
+    if ordered:
+        timings.check_writable()
     if in_order:
         places = {key: place for place, key in enumerate(pairs)}
         ordered.sort(key=lambda spec: places[spec.key])
@@ -196,7 +197,8 @@ def fill(
     keep([_refused(spec, said) for spec in ordered if (said := refusal(spec))])
     refused = {each.key for each in made}
     ordered = [spec for spec in ordered if spec.key not in refused]
-    empty = [each for threads in {spec.threads for spec in ordered} for each in overheads(threads)]
+    called = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME}
+    empty = [each for threads in called for each in overheads(threads)]
     ordered = [*(each for each in empty if timings.get(each.key) is None and each.key not in pairs), *ordered]
     total = len(refused) + len(ordered)
     until = time.monotonic() + seconds
@@ -225,7 +227,7 @@ def refusal(spec: Spec) -> str:
     nodes = [call.op for call in spec.block.calls if call.op.startswith("onnx::")]
     if nodes:
         return f"{nodes[0]} is a node of ONNX, no operator of torch"
-    return UNKNOWN_SHAPES if spec.block.holes else ""
+    return without_inputs(spec.block)
 
 
 def _refused(spec: Spec, reason: str) -> Timing:

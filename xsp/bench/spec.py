@@ -18,9 +18,6 @@ AS_RUN = "as-run"
 OTHER_NUMBERS = frozenset(["autocast-bfloat16"])
 """Variants that compute in another precision: their times enter no bound, and their errors are their results."""
 
-UNKNOWN_SHAPES = "shapes or types of its tensors are not known"
-"""Why a block has no inputs."""
-
 RUNTIMES = "xsp.runtimes"
 """Entry points of what runs blocks: classes with `prepare`, as `xsp.bench.torchcalls.Torch` has it."""
 
@@ -178,6 +175,15 @@ class Timing:
     def half_ns(self) -> float | None:
         """Half the width of the interval."""
         return None if self.low_ns is None or self.high_ns is None else (self.high_ns - self.low_ns) / 2
+
+
+def without_inputs(block: Block) -> str:
+    """Return why no tensors can be made for a block; empty where its shapes and types are known."""
+    unlike = [each for call in block.calls for each in (*call.inputs, *call.outputs) if each.bytes is None]
+    if not unlike:
+        return ""
+    types = sorted({each.dtype for each in unlike if each.dtype is not None and each.shape is not None})
+    return f"there are no inputs of type {types[0]}" if types else "shapes or types of its tensors are not known"
 
 
 def slowed(ratio: float) -> str:

@@ -283,8 +283,8 @@ def _fill(
     runtime = runtime_of(graph)
     sizes = (1, *((granularity,) if granularity is not None and granularity > 1 else ()))
     rounds = [bench.specs(graph, granularity=size, threads=threads, runtime=runtime) for size in sizes]
-    rounds[0] += [(spec, 1) for spec in overheads(threads)]
     if runtime == "torch":
+        rounds[0] += [(spec, 1) for spec in overheads(threads)]
         rounds.append(bench.specs(graph, threads=threads, variants=_variants(), runtime=runtime))
     wanted = {spec.key: spec for each in rounds for spec in missing(each, known)}
     if not wanted:

@@ -151,6 +151,8 @@ def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: boo
 
 def framework(graph: Graph, timings: Timings, threads: int) -> tuple[Figure | None, str]:
     """Return what calls of modules and of views cost in a step beside its computing calls, and why it is unknown."""
+    if runtime_of(graph) != "torch":
+        return None, "a session of ONNX Runtime calls no modules"
     found = [timings.get(spec.key) for spec in overheads(threads)]
     known = [each for each in found if each is not None and each.is_timed]
     if len(known) < len(found):

@@ -131,7 +131,7 @@ def of_module(
 
     def on_cpu() -> _Step:
         check_memory(module)
-        return ready(copy.deepcopy(module), "cpu")
+        return ready(copied(module), "cpu")
 
     def ready(model: Any, device: str) -> _Step:
         built = models.Built(model, args, kwargs)
@@ -217,6 +217,14 @@ def without_values(module: Any) -> Any:
             empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
         shapes[id(tensor)] = empty
     return copy.deepcopy(module, shapes)
+
+
+def copied(module: Any) -> Any:
+    """Return a copy of a module; sparse tensors, which Python's own copy refuses, are cloned."""
+    import torch
+
+    held = [each for each in (*module.parameters(), *module.buffers()) if each.layout is not torch.strided]
+    return copy.deepcopy(module, {id(each): each.detach().clone() for each in held})
 
 
 def _known_values() -> contextlib.AbstractContextManager[object]:
