@@ -317,3 +317,36 @@ def test_a_product_with_a_sparse_tensor_has_no_figures_of_a_dense_one() -> None:
 
     found = of(Graphs(), 16, 4).measures()
     assert (found["flops"], found["flops_unknown"], found["bytes_unknown"]) == (None, 1, 1)
+
+
+class Writes(nn.Module):
+    """It adds to its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, more: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        y = self.linear(x * 1).sum()
+        if y.item() > 1e9:
+            return x
+        return more["all"][0].detach().add_(1) + y
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_arguments_stay_as_they_are_in_whatever_mode_the_caller_is(train: bool) -> None:
+    module, x, other = Writes().train(), torch.ones(2, 4, requires_grad=True), torch.zeros(3)
+    module(x, {"all": [other.clone()]}).sum().backward()
+    gradient = x.grad.clone()
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            graph = xsp.graph.of(module, x, {"all": [other]}, train=train)
+        assert graph.settings["rung"] == "on the CPU"
+        assert any(node.phase is Phase.BACKWARD for node in graph.nodes) is train
+        assert torch.equal(x.grad, gradient)
+        assert torch.equal(other, torch.zeros(3))
+
+
+def test_an_input_with_a_gradient_is_trained_without_values() -> None:
+    graph = xsp.graph.of(nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True), train=True)
+    assert (graph.settings["rung"], graph.problems) == ("moved to meta", ())
