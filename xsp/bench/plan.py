@@ -155,9 +155,9 @@ def fill(
 ) -> list[Timing]:
     """Time specs that have no timing yet, most valuable first, and keep what came of them.
 
-    Worth is how often a spec occurs, times its roofline time. What the time was not enough for stays missing. Before
-    all others `overheads` are timed, once for each number of threads, and kept. What no process could time (`refusal`)
-    fails at once. Of the rest one is timed at least, however small the budget: `LEAST_S` is left for it.
+    Worth is how often a spec occurs, times its roofline time. What the time was not enough for stays missing. After
+    the first one `overheads` are timed, once for each number of threads, and kept. What no process could time
+    (`refusal`) fails at once. Of the rest one is timed at least, however small the budget: `LEAST_S` is left for it.
 
     Args:
         wanted: specs, or pairs of a spec and how often it occurs, as `specs` returns them.
@@ -199,7 +199,8 @@ def fill(
     ordered = [spec for spec in ordered if spec.key not in refused]
     called = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME}
     empty = [each for threads in called for each in overheads(threads)]
-    ordered = [*(each for each in empty if timings.get(each.key) is None and each.key not in pairs), *ordered]
+    empty = [each for each in empty if timings.get(each.key) is None and each.key not in pairs]
+    ordered = [*ordered[:1], *empty, *ordered[1:]]  # where there is time for one, it is one that was asked for
     total = len(refused) + len(ordered)
     until = time.monotonic() + seconds
     progress("starting", len(made), total)
@@ -222,10 +223,10 @@ def fill(
 
 def refusal(spec: Spec) -> str:
     """Return why no machine could time a spec, as far as that is known beforehand; empty for most."""
-    if spec.runtime != "torch":
+    if spec.runtime not in ("torch", ONNX_RUNTIME):
         return ""
     nodes = [call.op for call in spec.block.calls if call.op.startswith("onnx::")]
-    if nodes:
+    if nodes and spec.runtime == "torch":
         return f"{nodes[0]} is a node of ONNX, no operator of torch"
     return without_inputs(spec.block)
 
