@@ -48,7 +48,7 @@ WHY = {
     "scipy": "the generic model of xsp predict fit",
     "scikit-learn": "a random forest, a baseline of xsp predict fit",
     "onnx": "graphs of ONNX files: the format, and the shapes in it",
-    "onnxruntime": "runs ONNX files in evaluations",
+    "onnxruntime": "runs ONNX files in evaluations, and times their nodes",
     "pandas": "traces as data frames",
     "polars": "traces as data frames",
     "pyarrow": "traces as Arrow tables",

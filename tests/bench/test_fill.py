@@ -25,6 +25,7 @@ from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
 from xsp.errors import BenchError
 from xsp.graph.blocks import block
+from xsp.graph.node import Tensor
 from xsp.version import __version__
 
 HERE = Environment({"cpu": "test"})
@@ -32,7 +33,7 @@ PLENTY_S = 120.0
 """More than any of these takes: a budget that does not decide what is timed."""
 
 RUNTIME = """
-import os, sys, time
+import os, signal, sys, time
 from xsp.bench.inputs import NotTimeable
 from xsp.bench.torchcalls import Torch
 
@@ -47,6 +48,12 @@ class Unruly(Torch):
             return bytearray(limit_bytes + (2 << 30))
         if op == "aten::tan":
             os.kill(os.getpid(), 9)
+        if op == "aten::erf":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if op == "aten::atan":
+            from xsp.bench import rounds
+            real, times = rounds.Canaries.run, iter([False])
+            rounds.Canaries.run = lambda self: os._exit(9) if next(times, True) else real(self)
         if op == "aten::neg":
             raise NotTimeable(f"loaded: {sorted({'duckdb', 'pandas', 'rich'} & set(sys.modules))}")
         return super().prepare(spec, rotated_bytes, limit_bytes)
@@ -145,9 +152,27 @@ def test_a_budget_of_nothing_is_one_error(tmp_path: Path, seconds: float) -> Non
         bench.fill(of(torch.nn.ReLU(), torch.ones(4)), Timings.open(tmp_path, HERE), seconds)
 
 
-def test_a_budget_that_is_too_short_leaves_holes_and_makes_up_no_figure(tmp_path: Path) -> None:
-    assert filled(of(torch.nn.ReLU(), torch.ones(4)), tmp_path, 0.001) == {}
-    assert not list(tmp_path.iterdir())
+def test_however_short_a_budget_something_is_timed_and_no_figure_is_made_up(tmp_path: Path) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for name in ("relu", "exp", "sin", "cos", "tan", "neg", "tanh", "sigmoid", "sqrt", "abs"):
+                x = getattr(torch, name)(x)
+            return x
+
+    specs, took, kept = of(Net(), torch.ones(512, 512)), [], Timings.open(tmp_path, HERE)
+    for _ in range(3):
+        before = len(kept)
+        bench.fill(specs, kept, 0.001, started=took.append)
+        assert len(kept) > before
+    assert all(map(is_whole, kept))
+    assert {each.op for each in kept} & {each.op for each in specs}, "not what is empty alone"
+    assert len(took) == 3
+    assert min(took) > 0
+
+
+def test_as_many_take_turns_as_there_is_time_for() -> None:
+    specs = plan.overheads(1) * 20
+    assert [len(plan._sitting(specs, 1 << 30, seconds)) for seconds in (0.1, 2.0, 60.0)] == [1, 5, 16]
 
 
 def test_a_call_that_torch_does_not_have_is_failed_with_the_reason(tmp_path: Path) -> None:
@@ -156,6 +181,19 @@ def test_a_call_that_torch_does_not_have_is_failed_with_the_reason(tmp_path: Pat
     assert {each.status for each in kept.values()} == {Status.FAILED}
     assert kept["onnx::Conv"].reason == "onnx::Conv is a node of ONNX, no operator of torch"
     assert all(each.trimmed_ns is None and each.reason for each in kept.values())
+
+
+def test_what_no_process_could_time_fails_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "Turns", None)
+    nodes = graph_of(("onnx::Conv", ["x"], "a"), ("onnx::Relu", ["a"], "b"))
+    one = nodes.nodes[0]
+    call = dataclasses.replace(one.call, op="aten::relu", arguments=(("self", Tensor("float32", None)),))
+    told = dataclasses.replace(nodes, nodes=(dataclasses.replace(one, call=call), nodes.nodes[1]))
+    assert plan.refusal(bench.specs(told, threads=1, runtime="transfers")[0][0]) == ""
+    kept = filled([spec for spec, _ in bench.specs(told, threads=1)], tmp_path)
+    assert {op: each.status for op, each in kept.items()} == {"aten::relu": Status.FAILED, "onnx::Relu": Status.FAILED}
+    assert kept["aten::relu"].reason == "shapes or types of its tensors are not known"
+    assert plan.missing([(spec, 1) for spec, _ in bench.specs(told, threads=1)], Timings.open(tmp_path, HERE)) == []
 
 
 def test_a_block_that_is_too_large_is_not_tried(tmp_path: Path) -> None:
@@ -170,6 +208,7 @@ UNRULY = {
     "aten::sin": (Status.TIMED_OUT, "more than 3 s"),
     "aten::cos": (Status.TOO_LARGE, ""),
     "aten::tan": (Status.TOO_LARGE, "killed"),
+    "aten::erf": (Status.FAILED, "SIGSEGV"),
     "aten::neg": (Status.FAILED, "loaded: []"),
 }
 
@@ -177,7 +216,7 @@ UNRULY = {
 def test_what_crashes_hangs_or_takes_all_memory_is_marked_and_the_others_are_timed(tmp_path: Path, unruly: str) -> None:
     class Net(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for name in ("relu", "exp", "sin", "cos", "tan", "neg", "tanh"):
+            for name in ("relu", "exp", "sin", "cos", "tan", "erf", "neg", "tanh"):
                 x = getattr(torch, name)(x)
             return x
 
@@ -188,6 +227,16 @@ def test_what_crashes_hangs_or_takes_all_memory_is_marked_and_the_others_are_tim
         assert reason in kept[op].reason
     assert is_whole(kept["aten::relu"])
     assert is_whole(kept["aten::tanh"])
+
+
+def test_a_process_that_ends_after_its_figures_loses_none_of_them(tmp_path: Path, unruly: str) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(torch.atan(torch.tanh(x)))
+
+    specs = [dataclasses.replace(each, runtime=unruly) for each in of(Net(), torch.ones(4))]
+    kept = filled(specs, tmp_path)
+    assert {each.op for each in kept.values() if is_whole(each)} == {"aten::tanh", "aten::atan", "aten::relu"}
 
 
 def test_what_failed_under_another_version_is_tried_again(tmp_path: Path) -> None:
@@ -203,6 +252,16 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_timed(tmp_pa
     (tmp_path / "t").write_text("in the way")
     with pytest.raises(BenchError, match="cannot be written there"):
         bench.fill(of(torch.nn.ReLU(), torch.ones(4)), timings, PLENTY_S)
+
+
+def test_where_all_is_known_a_folder_that_cannot_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (spec,) = of(torch.nn.ReLU(), torch.ones(4))
+    timings = Timings.open(tmp_path, HERE)
+    timings.add([dataclasses.replace(untimed(spec, Status.FAILED, "no way"), xsp=__version__)])
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert bench.fill([spec], timings, PLENTY_S) == []
 
 
 def test_a_runtime_that_is_not_there_is_one_error_and_nothing_is_kept(tmp_path: Path) -> None:

@@ -154,6 +154,15 @@ def test_a_graph_without_timings_has_a_ceiling_and_says_what_is_missing(known: T
     assert "--fill 60s" in text.page(found, "chain.json")
 
 
+def test_the_ceiling_of_many_tiny_calls_is_not_nothing(known: Timings) -> None:
+    tiny = replace(chain(), nodes=tuple(node("relu", "", 0, 1, X) for _ in range(4)), edges=())
+    ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e15, "fp64": 1e15}, {}, 2e13, "measured")})
+    total = xsp.bound.of(tiny, timings=known).rungs["ceiling"].sequential
+    assert total == pytest.approx(4 * 8000 / 2e13 * 1e9, rel=1e-2)  # 0.4 ns a call
+    assert text.time(0.33) == "0.33 ns"
+    assert [text.time(each) for each in (0.0, 1.0, 12.4)] == ["0 ns", "1 ns", "12 ns"]
+
+
 def test_rungs_differences_and_interval_of_a_timed_graph(filled: Fill) -> None:
     graph = chain()
     known = filled(graph, linear=250_000.0, relu=10_000.0)

@@ -108,14 +108,36 @@ def test_timings_are_carried_by_a_file(copy: Path, capsys: pytest.CaptureFixture
     assert "was" not in refused(capsys, "--import", f"{copy}/net.py", "--timings", str(copy / "other"))
 
 
-def test_an_onnx_file_says_what_it_cannot_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def relu_of_onnx(place: Path) -> str:
+    """Write an ONNX file of one node, and return its path."""
     onnx = pytest.importorskip("onnx")
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
     ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in "xy"]
-    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", ends[:1], ends[1:])), tmp_path / "m.onnx")
-    shown = bench(capsys, tmp_path / "t", str(tmp_path / "m.onnx"), "--threads", "1")
+    graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), place / "m.onnx")
+    return str(place / "m.onnx")
+
+
+def test_a_node_of_onnx_is_no_operator_of_torch_which_takes_no_process_to_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xsp.bench.plan.Turns", None)
+    shown = bench(capsys, tmp_path / "t", relu_of_onnx(tmp_path), "--threads", "1", "--runtime", "torch")
     assert "onnx::Relu: is a node of ONNX" in shown
     assert "coverage        0.0%" in shown
+    assert "missing" not in shown
+    monkeypatch.setattr("xsp.bench.plan.has_onnx_runtime", lambda: False)
+    assert "pip install 'xsp[onnxruntime]'" in refused(capsys, relu_of_onnx(tmp_path), "--timings", f"{tmp_path}/t")
+
+
+def test_a_file_of_onnx_is_timed_by_its_own_runtime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'xsp[onnxruntime]'")
+    found = as_json(capsys, tmp_path / "t", relu_of_onnx(tmp_path), "--threads", "1", "--budget", "1m")
+    (timing,) = found["timings"]
+    assert (timing["op"], timing["runtime"]) == ("onnx::Relu", "onnxruntime")
+    assert timing["trimmed_ns"] > 0
+    assert 0 < found["seconds_starting"] < found["seconds"]
 
 
 @pytest.mark.parametrize(

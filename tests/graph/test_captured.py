@@ -287,3 +287,66 @@ def test_a_function_of_a_users_file_that_does_a_step_is_captured(tmp_path) -> No
     graph = xsp.graph.of(f"{path}:step", batch=3)
     assert {each.phase for each in graph.nodes} == set(Phase)
     assert graph.parameters == 10
+
+
+def test_packed_weights_of_quantised_layers_are_weights_and_what_reads_them_has_no_bytes() -> None:
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("this torch has no quantised layers")
+
+    def made() -> object:
+        plain = nn.Sequential(nn.Linear(32, 64), nn.ReLU()).eval()
+        return torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}, dtype=torch.qint8)
+
+    first, second = (of(made(), 1, 32) for _ in range(2))
+    (packed,) = {node.key for node in first.nodes if node.call.op == "quantized::linear_dynamic"}
+    assert packed in {node.key for node in second.nodes}, "no address of an object is in a key"
+    found = first.measures()
+    assert (found["parameters"], found["weight_bytes"]) == (32 * 64 + 64, 32 * 64 + 4 * 64)
+    assert (found["bytes"], found["bytes_unknown"], found["flops"]) == (None, 1, None)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_product_with_a_sparse_tensor_has_no_figures_of_a_dense_one() -> None:
+    class Graphs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("near", torch.eye(16).to_sparse_csr())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.near @ x)
+
+    found = of(Graphs(), 16, 4).measures()
+    assert (found["flops"], found["flops_unknown"], found["bytes_unknown"]) == (None, 1, 1)
+
+
+class Writes(nn.Module):
+    """It adds to its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, more: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        y = self.linear(x * 1).sum()
+        if y.item() > 1e9:
+            return x
+        return more["all"][0].detach().add_(1) + y
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_arguments_stay_as_they_are_in_whatever_mode_the_caller_is(train: bool) -> None:
+    module, x, other = Writes().train(), torch.ones(2, 4, requires_grad=True), torch.zeros(3)
+    module(x, {"all": [other.clone()]}).sum().backward()
+    gradient = x.grad.clone()
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            graph = xsp.graph.of(module, x, {"all": [other]}, train=train)
+        assert graph.settings["rung"] == "on the CPU"
+        assert any(node.phase is Phase.BACKWARD for node in graph.nodes) is train
+        assert torch.equal(x.grad, gradient)
+        assert torch.equal(other, torch.zeros(3))
+
+
+def test_an_input_with_a_gradient_is_trained_without_values() -> None:
+    graph = xsp.graph.of(nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True), train=True)
+    assert (graph.settings["rung"], graph.problems) == ("moved to meta", ())

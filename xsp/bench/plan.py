@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 
 from xsp import plugins
 from xsp.bench.environment import caches
-from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Timing
+from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Status, Timing, untimed, without_inputs
 from xsp.bench.timings import Timings
 from xsp.bench.turns import Limits, Turns, rotated_bytes
 from xsp.errors import BenchError, nearest
 from xsp.graph import work
 from xsp.graph.blocks import LASTING, WEIGHT_BYTES, Block, block, windows
-from xsp.graph.node import Graph, Node, NodeKind
+from xsp.graph.node import Graph, Node, NodeKind, Source
 from xsp.processes import cores
 from xsp.version import __version__
 
@@ -25,6 +26,15 @@ Progress = Callable[[str, int, int], None]
 
 A_SITTING = 16
 """Specs that take turns."""
+
+A_SPEC_S = 0.4
+"""What a spec takes, about: where less is left than a whole sitting takes, fewer sit."""
+
+LEAST_S = 1.0
+"""To time in, however long the process that times took to start."""
+
+ONNX_RUNTIME = "onnxruntime"
+"""Name of a runtime, and of the library that it takes."""
 
 OVERHEADS = ("overhead/module_call", "overhead/op_call")
 
@@ -141,11 +151,14 @@ def fill(
     again: bool = False,
     limits: Limits | None = None,
     in_order: bool = False,
+    started: Callable[[float], None] = lambda seconds: None,
 ) -> list[Timing]:
     """Time specs that have no timing yet, the most expensive first, and keep the timings.
 
     The order follows from the number of occurrences times the roofline time. Specs for which the time was not enough
-    stay missing. The `overheads` are timed first, once for each number of threads.
+    stay missing. The `overheads` are timed after the first one, once for each number of threads. Specs that no process
+    could time (`refusal`) fail at once. However small the budget, at least one of the others is timed: `LEAST_S` is
+    left for it.
 
     Args:
         wanted: specs, or pairs of a spec and the number of its occurrences, as `specs` returns them.
@@ -155,6 +168,7 @@ def fill(
         again: repeat existing timings too.
         limits: limits of one spec, see `xsp.bench.turns`.
         in_order: time specs in the given order instead of the most expensive first.
+        started: called with the seconds that it took until the first process was ready to time.
 
     Returns:
         The new timings of the wanted specs, including failed ones.
@@ -169,39 +183,81 @@ def fill(
         spec, count = each if isinstance(each, tuple) else (each, 1)
         pairs.setdefault(spec.key, (spec, count))
     _check_runtimes({spec.runtime for spec, _ in pairs.values()})
-    timings.check_writable()
     ordered = missing(pairs.values(), timings if not again else None)
+    if ordered:
+        timings.check_writable()
     if in_order:
         places = {key: place for place, key in enumerate(pairs)}
         ordered.sort(key=lambda spec: places[spec.key])
-    empty = [each for threads in {spec.threads for spec in ordered} for each in overheads(threads)]
-    ordered = [*(each for each in empty if timings.get(each.key) is None and each.key not in pairs), *ordered]
-    until = time.monotonic() + seconds
     made: list[Timing] = []
-    progress("starting", 0, len(ordered))
-    for threads in dict.fromkeys(spec.threads for spec in ordered):  # one size of the pool a process
-        own = [spec for spec in ordered if spec.threads == threads]
+
+    def keep(found: list[Timing]) -> None:
+        timings.add(found)
+        made.extend(replace(each, environment=timings.environment.hash) for each in found)
+
+    keep([_refused(spec, said) for spec in ordered if (said := refusal(spec))])
+    refused = {each.key for each in made}
+    ordered = [spec for spec in ordered if spec.key not in refused]
+    called = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME}
+    empty = [each for threads in called for each in overheads(threads)]
+    empty = [each for each in empty if timings.get(each.key) is None and each.key not in pairs]
+    ordered = [*ordered[:1], *empty, *ordered[1:]]  # where there is time for one, it is one that was asked for
+    total = len(refused) + len(ordered)
+    until = time.monotonic() + seconds
+    progress("starting", len(made), total)
+    for place, threads in enumerate(dict.fromkeys(spec.threads for spec in ordered)):  # one size of the pool a process
+        if place and time.monotonic() >= until:
+            break
+        left = [spec for spec in ordered if spec.threads == threads]
         with Turns(threads, limits or Limits()) as turns:
-            for sitting in _sittings(own, turns.memory_bytes):
-                if time.monotonic() >= until:
-                    break
-                done = len(made)
-                told = partial(_tell, progress, done, len(ordered))
-                found = turns.sit(sitting, until, told, seed=len(made))
-                timings.add(found)
-                made += [replace(each, environment=timings.environment.hash) for each in found]
-    progress("timed", len(made), len(ordered))
+            took = turns.start()
+            if not place:
+                started(took)
+                until = max(until, time.monotonic() + LEAST_S)
+            while left and (remaining := until - time.monotonic()) > 0:
+                sitting = _sitting(left, turns.memory_bytes, remaining)
+                left = left[len(sitting) :]
+                keep(turns.sit(sitting, until, partial(_tell, progress, len(made), total), seed=len(made)))
+    progress("timed", len(made), total)
     return [each for each in made if each.key in pairs]
+
+
+def refusal(spec: Spec) -> str:
+    """Return why no machine could time a spec, as far as that is known beforehand; empty for most."""
+    if spec.runtime not in ("torch", ONNX_RUNTIME):
+        return ""
+    nodes = [call.op for call in spec.block.calls if call.op.startswith("onnx::")]
+    if nodes and spec.runtime == "torch":
+        return f"{nodes[0]} is a node of ONNX, no operator of torch"
+    return without_inputs(spec.block)
+
+
+def _refused(spec: Spec, reason: str) -> Timing:
+    return replace(untimed(spec, Status.FAILED, reason), taken_ns=time.time_ns(), xsp=__version__)
+
+
+def runtime_of(graph: Graph) -> str:
+    """Return the runtime that runs a graph's calls."""
+    return ONNX_RUNTIME if graph.source is Source.ONNX else "torch"
 
 
 def _check_runtimes(asked: Iterable[str]) -> None:
     known = plugins.names(RUNTIMES)
     for name in asked:
+        if name == ONNX_RUNTIME and not has_onnx_runtime():
+            raise BenchError(
+                "nodes of ONNX are timed by ONNX Runtime, which is missing: pip install 'xsp[onnxruntime]'"
+            )
         if name not in known:
             raise BenchError(
                 f"there is no runtime {name!r}{nearest(name, known)}; there are {', '.join(known) or 'none'}; after an "
                 "update of xsp, install it anew: pip install -e ."
             )
+
+
+def has_onnx_runtime() -> bool:
+    """Return whether the library is installed that nodes of ONNX are timed by."""
+    return find_spec(ONNX_RUNTIME) is not None
 
 
 def missing(pairs: Iterable[tuple[Spec, int]], timings: Timings | None) -> list[Spec]:
@@ -235,19 +291,17 @@ def overheads(threads: int) -> list[Spec]:
     return [Spec(empty, name, CacheState.WARM, threads) for name in OVERHEADS]
 
 
-def _sittings(specs: Sequence[Spec], memory_bytes: int) -> Iterator[list[Spec]]:
-    """Yield specs that take turns: few enough to be in memory together."""
+def _sitting(specs: Sequence[Spec], memory_bytes: int, seconds: float) -> list[Spec]:
+    """Return the first specs that take turns: few enough to be in memory together, and to be timed in these seconds."""
+    most = min(A_SITTING, max(1, int(seconds / A_SPEC_S)))
     sitting: list[Spec] = []
     taken = 0
-    for spec in specs:
-        needed = footprint(spec)
-        if sitting and (len(sitting) == A_SITTING or taken + needed > memory_bytes // 2):
-            yield sitting
-            sitting, taken = [], 0
+    for spec in specs[:most]:
+        taken += footprint(spec)
+        if sitting and taken > memory_bytes // 2:
+            break
         sitting.append(spec)
-        taken += needed
-    if sitting:
-        yield sitting
+    return sitting
 
 
 def footprint(spec: Spec) -> int:

@@ -7,7 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from xsp.bench.plan import OVERHEADS, Progress
+from xsp.bench.plan import LEAST_S, OVERHEADS, Progress
 from xsp.bench.spec import Spec, Status, Timing, spec_of
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, TRANSFERS
@@ -84,13 +84,16 @@ def check(
     until = time.monotonic() + seconds
     fresh: dict[str, Timing] = {}
     progress("starting", 0, len(drawn))
-    for threads in dict.fromkeys(each.threads for each in drawn):
+    for place, threads in enumerate(dict.fromkeys(each.threads for each in drawn)):
         specs = [spec_of(each) for each in drawn if each.threads == threads]
 
         def told(spec: Spec, done: int, before: int = len(fresh)) -> None:
             progress(spec.block.op[:40], before + done, len(drawn))
 
         with Turns(threads, LIMITS) as turns:
+            turns.start()
+            if not place:
+                until = max(until, time.monotonic() + LEAST_S)
             fresh |= {each.key: each for each in turns.sit(specs, until, told)}
     progress("timed", len(fresh), len(drawn))
     pairs = [(each, fresh[each.key]) for each in drawn if each.key in fresh and fresh[each.key].is_timed]

@@ -103,7 +103,8 @@ def sit(
 ) -> float:
     """Time specs in rounds, tell each when it is known, and return how much fixed work drifted meanwhile.
 
-    Those of which too little is known when the time is over are not told.
+    Those of which too little is known when the time is over are not told; of one at least enough is found out, however
+    short the time.
 
     Args:
         specs: all of the number of threads that this process has.
@@ -117,9 +118,9 @@ def sit(
     until = time.perf_counter_ns() + round(seconds * 1e9)
     canaries = Canaries()
     floor = _floor()
-    seats = []
+    seats: list[_Seat] = []
     for place, spec in enumerate(specs):
-        if time.perf_counter_ns() > until:
+        if seats and time.perf_counter_ns() > until:
             break
         mark(place)
         found = _prepared(place, spec, rotated_bytes, limit_bytes)
@@ -128,7 +129,7 @@ def sit(
         else:
             seats.append(found)
     canaries.run()
-    draw, ran = random.Random(seed), time.perf_counter_ns()
+    draw, ran, known = random.Random(seed), time.perf_counter_ns(), 0
     gc.collect()
     gc.disable()
     try:
@@ -139,6 +140,7 @@ def sit(
                 seat.batch()
                 if seat.is_known():
                     seats.remove(seat)
+                    known += 1
                     tell(seat.place, _timing(seat, floor, canaries.ratio))
                 if time.perf_counter_ns() >= until:
                     break
@@ -146,7 +148,11 @@ def sit(
                 canaries.run()
                 ran = time.perf_counter_ns()
         for seat in seats:  # the time is over
+            while not known and len(seat.batches) < FEWEST:
+                mark(seat.place)
+                seat.batch()
             if len(seat.batches) >= FEWEST:
+                known += 1
                 tell(seat.place, _timing(seat, floor, canaries.ratio))
         canaries.run()
     finally:

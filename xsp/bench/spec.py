@@ -177,6 +177,15 @@ class Timing:
         return None if self.low_ns is None or self.high_ns is None else (self.high_ns - self.low_ns) / 2
 
 
+def without_inputs(block: Block) -> str:
+    """Return why no tensors can be made for a block; empty where its shapes and types are known."""
+    unlike = [each for call in block.calls for each in (*call.inputs, *call.outputs) if each.bytes is None]
+    if not unlike:
+        return ""
+    types = sorted({each.dtype for each in unlike if each.dtype is not None and each.shape is not None})
+    return f"there are no inputs of type {types[0]}" if types else "shapes or types of its tensors are not known"
+
+
 def slowed(ratio: float) -> str:
     """Return what a canary ratio says, to follow "fixed work took".
 

@@ -24,8 +24,19 @@ FIGURES = (
 Pairs = Sequence[tuple[Spec, int]]
 
 
-def filled(name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float) -> str:
-    """Return what is known of a graph's blocks now: coverage, the blocks that cost most, holes with their reasons."""
+def filled(
+    name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float, starting: float = 0.0
+) -> str:
+    """Return what is known of a graph's blocks now: coverage, the blocks that cost most, holes with their reasons.
+
+    Args:
+        name: of the graph.
+        pairs: its blocks, and how often each occurs.
+        timings: what is known.
+        made: the timings of now.
+        seconds: that they took.
+        starting: seconds of those until the process that times was ready.
+    """
     found = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
     calls, expected = coverage(pairs, timings)
     states = Counter(each.status for each, _ in found)
@@ -35,7 +46,8 @@ def filled(name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], se
         plain(timings.environment.name),
         "",
         f"blocks       {len(pairs):7,}  different ones of {sum(count for _, count in pairs):,}",
-        f"timed        {len(found) - len(holes):7,}  {len(made):,} of them or of holes now, in {seconds:.1f} s",
+        f"timed        {len(found) - len(holes):7,}  {len(made):,} of them or of holes now, in {seconds:.1f} s"
+        + (f" ({starting:.1f} to start)" if starting else ""),
         f"coverage     {100 * expected:6.1f}%  of the expected time, {100 * calls:.1f}% of the blocks",
     ]
     lines += [f"{status.value:12} {states[status]:7,}  {_WHAT[status]}" for status in _WHAT if states[status]]
@@ -165,7 +177,9 @@ def problems(timings: Timings) -> list[str]:
 # --- plain values ---------------------------------------------------------------------------------------
 
 
-def filled_as_json(name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float) -> dict[str, Any]:
+def filled_as_json(
+    name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float, starting: float = 0.0
+) -> dict[str, Any]:
     """Return what `filled` shows, all of it, as plain values."""
     calls, expected = coverage(pairs, timings)
     found = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
@@ -178,6 +192,7 @@ def filled_as_json(name: str, pairs: Pairs, timings: Timings, made: Sequence[Tim
         "timed": sum(each.is_timed for each, _ in found),
         "timed_now": sum(each.is_timed for each in made),
         "seconds": round(seconds, 3),
+        "seconds_starting": round(starting, 3),
         "coverage_percent_of_blocks": round(100 * calls, 2),
         "coverage_percent_of_expected_time": round(100 * expected, 2),
         "timings": [{**figures(each), "count": count} for each, count in found],

@@ -224,7 +224,7 @@ class Timings:
                 if environment.hash != timing.environment:
                     raise ValueError("its environment is not that of its hash")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                self._problem(f"{path}: {row[2]}: {error}")
+                self._problem(f"{path}: {row[2]} ({str(row[0])[:8]}): {error}")
                 continue
             descriptions[described] = environment
             by_environment.setdefault(timing.environment, []).append(timing)
@@ -257,7 +257,7 @@ class Timings:
                     if timing.environment != environment:
                         raise ValueError(f"it is of environment {timing.environment}")
                 except (ValueError, LookupError, TypeError, AttributeError) as error:
-                    self._problem(f"{part}: {row[2]}: {error}")
+                    self._problem(f"{part}: {row[2]} ({str(row[0])[:8]}): {error}")
                     continue
                 known = found.get(timing.key)
                 if known is None or known.taken_ns <= timing.taken_ns:
@@ -320,9 +320,15 @@ def _put(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[Column]) -
         table.insert(con, "timings", rows, columns)
         table.write_parquet(con, "timings", path)
     except (OSError, duckdb.Error, OutputError) as error:
-        raise BenchError(f"{path}: timings cannot be written ({str(error).splitlines()[0][:160]})") from error
+        raise BenchError(f"{path}: timings cannot be written ({_first(error)})") from error
     finally:
         con.close()
+
+
+def _first(error: Exception) -> str:
+    """Return the first line of what an error says; of a file that cannot be opened the reason alone."""
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    return said.rpartition(": ")[2] if "Cannot open file" in said else said[:160]
 
 
 def _row(timing: Timing) -> tuple[Any, ...]:

@@ -17,9 +17,9 @@ import torch
 
 from xsp.bench import inputs
 from xsp.bench.inputs import NotTimeable, Rule
-from xsp.bench.spec import CacheState, Spec
+from xsp.bench.spec import CacheState, Spec, without_inputs
 from xsp.graph.blocks import Block
-from xsp.graph.node import Call, Tensor
+from xsp.graph.node import OBJECT, Call, Tensor
 from xsp.graph.recorder import flat
 
 MOST_COPIES = 256
@@ -139,10 +139,14 @@ class Torch:
                     kept.append((whole, whole.clone()))
                 given += made
             sets.append(tuple(given))
-        flush = torch.zeros(rotated_bytes // 4) if spec.state is CacheState.COLD else None
         guessed = sorted({call.op for call in spec.block.calls if call.op in written.guessed})
         notes = f"values of {', '.join(guessed)} are zeros: no rule is known" if guessed else ""
-        return Prepared(written.function(), sets, kept, notes, flush=flush)
+        return Prepared(written.function(), sets, kept, notes, flush=flushed(spec, rotated_bytes))
+
+
+def flushed(spec: Spec, rotated_bytes: int) -> torch.Tensor | None:
+    """Return what is overwritten before each call in state `cold`; None in other states."""
+    return torch.zeros(rotated_bytes // 4) if spec.state is CacheState.COLD else None
 
 
 def overhead(name: str) -> Prepared:
@@ -167,8 +171,9 @@ class Written:
     """
 
     def __init__(self, block: Block) -> None:
-        if block.holes:
-            raise NotTimeable("shapes or types of its tensors are not known")
+        lacks = without_inputs(block)
+        if lacks:
+            raise NotTimeable(lacks)
         self.parameters: dict[int, list[Tensor]] = {}
         """Storage → the different tensors by which it is given, in order."""
 
@@ -314,6 +319,8 @@ def _constant(declared: Any, value: Any) -> Any:
     if isinstance(value, tuple):
         return [_constant(declared, each) for each in value]
     if isinstance(value, str) and "str" not in str(declared.type):
+        if value.startswith(OBJECT):
+            raise NotTimeable(f"its argument {declared.name} is an {value}")
         found = getattr(torch, value, None)
         if found is None:
             raise NotTimeable(f"the argument {declared.name} is {value!r}, which torch does not know")

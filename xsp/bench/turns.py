@@ -68,7 +68,6 @@ class Turns:
         self.limits = limits
         self.memory_bytes = limits.memory_bytes or (_free_bytes() or 4 << 30) // 2
         self._process: processes.Asked | None = None
-        self._started = False
 
     def __enter__(self) -> Turns:
         # a mapped file says what runs: a message for each batch would wake this process beside what is timed
@@ -81,6 +80,17 @@ class Turns:
         self._end()
         self._cell.close()
         self._file.close()
+
+    def start(self) -> float:
+        """Start the process unless it runs, and return the seconds until it was ready: it imports torch.
+
+        Raises:
+            BenchError: torch is not installed, or the process cannot be started.
+        """
+        began = time.monotonic()
+        if self._process is None:
+            self._started()
+        return time.monotonic() - began
 
     def sit(
         self, specs: Sequence[Spec], until: float, told: Told = lambda spec, done: None, seed: int = 0
@@ -99,7 +109,7 @@ class Turns:
         left = list(specs)
         found: list[Timing] = []
         while left and time.monotonic() < until:
-            process = self._process or self._start()
+            process = self._process or self._started()
             asked = {
                 "specs": [each.to_plain() for each in left],
                 "seconds": max(0.0, until - time.monotonic()),
@@ -107,6 +117,7 @@ class Turns:
                 "seed": seed,
             }
             self._cell[:] = CELL.pack(-1, 0)
+            self._asked_at = time.monotonic()
             process.ask(asked)
             answers, ratio = self._answers(process, left, until, told, len(found))
             found += [_stamped(each, ratio) for each in answers.values()]
@@ -139,8 +150,8 @@ class Turns:
     def _is_late(self, until: float) -> bool:
         place, since = CELL.unpack(self._cell[:])
         now = time.monotonic()
-        if since == 0:  # it has not read the question: it imports torch
-            return now > max(until, self._started_at + START_S)
+        if since == 0:  # it has not read the question
+            return now > max(until, self._asked_at + START_S)
         allowed = self.limits.seconds if place >= 0 else START_S
         return now - since / 1e9 > allowed or now > until + max(GRACE_S, self.limits.seconds)
 
@@ -150,12 +161,8 @@ class Turns:
         late = not self._process.has_ended()
         place, since = CELL.unpack(self._cell[:])
         code = self._end()
-        if since == 0:
-            raise BenchError(
-                f"the process that times did not start ({processes.ending(code)}); `xsp doctor` says what is missing"
-            )
-        if not 0 <= place < len(specs) or place in answers:
-            if late:
+        if since == 0 or not 0 <= place < len(specs) or place in answers:
+            if late or answers:  # the others are timed in another process
                 return None
             raise BenchError(f"the process that times ended by itself ({processes.ending(code)})")
         if late and time.monotonic() - since / 1e9 <= self.limits.seconds:
@@ -167,6 +174,18 @@ class Turns:
             said = "the process that ran it was killed, as the system does where memory ends"
             return untimed(specs[place], Status.TOO_LARGE, said)
         return untimed(specs[place], Status.FAILED, f"it ended the process that ran it ({processes.ending(code)})")
+
+    def _started(self) -> processes.Asked:
+        """Return a process that has imported torch."""
+        process = self._start()
+        until = time.monotonic() + START_S
+        while not process.answer(time.monotonic() + LOOK_S):
+            late = time.monotonic() > until
+            if late or process.has_ended():
+                code = self._end()
+                why = f"it was not ready within {START_S:.0f} s" if late else processes.ending(code)
+                raise BenchError(f"the process that times did not start ({why}); `xsp doctor` says what is missing")
+        return process
 
     def _start(self) -> processes.Asked:
         environment = {
@@ -182,7 +201,6 @@ class Turns:
             )  # fmt: skip
         except OSError as error:
             raise BenchError(f"the process that times cannot be started ({error.strerror})") from error
-        self._started_at = time.monotonic()
         return self._process
 
     def _end(self) -> int:

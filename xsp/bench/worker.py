@@ -25,7 +25,7 @@ BESIDE_BYTES = 1 << 30
 
 
 def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -> None:
-    """Time the sittings that stdin names, one a line.
+    """Say that it is ready, then time the sittings that stdin names, one a line.
 
     Args:
         parent: number of the process that asks; this one ends with it.
@@ -36,6 +36,8 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
     """
     processes.end_with_parent(parent)
     import torch
+
+    from xsp.bench import rounds  # noqa: F401  what takes time to import is imported before it says that it is ready
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
@@ -48,6 +50,7 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
         def say(answer: dict[str, Any]) -> None:
             out.write(json.dumps(answer).encode() + b"\n")
 
+        say({"ready": True})
         for line in sys.stdin:
             asked = json.loads(line)
             mark(-1)

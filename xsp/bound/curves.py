@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,7 +116,7 @@ def of(
         BenchError: timings cannot be read or taken.
     """
     from xsp import bench
-    from xsp.bench.plan import overheads
+    from xsp.bench.plan import missing, overheads, runtime_of
     from xsp.bound import planned, seen, timed
     from xsp.processes import cores
 
@@ -128,17 +127,15 @@ def of(
         )
     known = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)
     ran = run.run.machine.torch_threads if run is not None else None
-    how = How(threads=threads or ran or cores(), runtime=timed.runtime_of(graph))
+    how = How(threads=threads or ran or cores(), runtime=runtime_of(graph))
     sizes = range(1, most + 1)
     if fill is not None:
-        ends = time.monotonic() + fill
+        wanted = []
         for size in sizes:
-            wanted = bench.specs(graph, granularity=size, threads=how.threads, runtime=how.runtime)
-            missing = [each for each in wanted if known.get(each[0].key) is None]
-            missing += [(spec, 1) for spec in overheads(how.threads) if size == 1 and known.get(spec.key) is None]
-            left = ends - time.monotonic()
-            if missing and left > 0:
-                bench.fill(missing, known, left, progress)
+            found = bench.specs(graph, granularity=size, threads=how.threads, runtime=how.runtime)
+            wanted += missing([*found, *((spec, 1) for spec in overheads(how.threads) if size == 1)], known)
+        if wanted:
+            bench.fill(wanted, known, fill, progress, in_order=True)
     step = seen.measured(run) if run is not None else None
     glue, _ = timed.framework(graph, known, how.threads)
     made = curve(

@@ -10,7 +10,7 @@
 | in place | what it took in the trace (in place of timings, where there are none) | kernel efficiency |
 | measured | the true step of the trace | waiting and interference |
 
-Figures are whole nanoseconds, so the differences add up exactly.
+Figures are whole parts of a nanosecond (`PARTS`), so the differences add up exactly.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ NAMES: Mapping[Rung, str] = {
 
 BY_NODE = (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE)
 """Rungs that have a figure of each node."""
+
+PARTS = 1024
+"""Of a nanosecond: a power of 2, so that sums are exact, and fine enough for the ceiling of a call on a few numbers."""
 
 KERNEL = "kernel efficiency"
 CHOICE = "choice of algorithm"
@@ -168,11 +171,11 @@ class Bound:
 
 
 def whole(figure: Figure | None) -> Figure | None:
-    """Return a figure in whole nanoseconds, so that sums and differences are exact."""
+    """Return a figure in whole parts of a nanosecond (`PARTS`), so that sums and differences are exact."""
     if figure is None:
         return None
-    threads = {count: float(round(ns)) for count, ns in figure.threads.items()}
-    return Figure(float(round(figure.ns)), figure.half_ns, figure.key, threads)
+    threads = {count: round(ns * PARTS) / PARTS for count, ns in figure.threads.items()}
+    return Figure(round(figure.ns * PARTS) / PARTS, figure.half_ns, figure.key, threads)
 
 
 def differences(

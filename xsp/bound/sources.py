@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from xsp import processes
+from xsp.bench.plan import LEAST_S, runtime_of
 from xsp.bench.spec import slowed
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
@@ -244,7 +244,7 @@ def _look_up(
 ) -> None:
     graph = parts.graph
     if fill is not None:
-        _fill(graph, known, threads, granularity, fill, progress)
+        parts.problems += _fill(graph, known, threads, granularity, fill, progress)
     found = timed.of(graph, known, threads, parts.cores)
     parts.figures[Rung.AS_RUN.value], parts.figures[Rung.BEST.value] = found.as_run, found.best
     parts.why = {Rung.AS_RUN.value: found.why}
@@ -256,7 +256,7 @@ def _look_up(
         "borrowed": found.borrowed,
         "threads": threads,
         "state": specs[0].state.value if specs else None,
-        "runtime": timed.runtime_of(graph),
+        "runtime": runtime_of(graph),
         "drift": found.drift,
         "at_the_floor": found.at_the_floor,
     }
@@ -274,22 +274,28 @@ def _look_up(
 
 def _fill(
     graph: Graph, known: Timings, threads: int, granularity: int | None, seconds: float, progress: Progress
-) -> None:
-    """Time what is missing as it runs, then blocks if they are asked for, then variants; each with what is left."""
+) -> list[str]:
+    """Time what is missing as it runs, then blocks if they are asked for, then variants; say if there was no time."""
     from xsp import bench
     from xsp.bench.plan import missing, overheads
 
-    ends = monotonic() + seconds
-    runtime = timed.runtime_of(graph)
+    runtime = runtime_of(graph)
     sizes = (1, *((granularity,) if granularity is not None and granularity > 1 else ()))
     rounds = [bench.specs(graph, granularity=size, threads=threads, runtime=runtime) for size in sizes]
-    rounds[0] += [(spec, 1) for spec in overheads(threads)]
     if runtime == "torch":
+        rounds[0] += [(spec, 1) for spec in overheads(threads)]
         rounds.append(bench.specs(graph, threads=threads, variants=_variants(), runtime=runtime))
-    for wanted in rounds:
-        left = ends - monotonic()
-        if left > 0 and missing(wanted, known):
-            bench.fill(wanted, known, left, progress)
+    wanted = {spec.key: spec for each in rounds for spec in missing(each, known)}
+    if not wanted:
+        return []
+    took: list[float] = []
+    bench.fill(wanted.values(), known, seconds, progress, in_order=True, started=took.append)
+    return [started_late(each, seconds) for each in took if each > seconds - LEAST_S]
+
+
+def started_late(took: float, seconds: float) -> str:
+    """Return what is said where most of a budget went before anything was timed."""
+    return f"timings: the process that times took {took:.1f} s of the {seconds:g} s to start; give more time"
 
 
 def _variants() -> tuple[str, ...]:

@@ -48,7 +48,8 @@ def time(ns: float | None) -> str:
         if size >= 0.9995 * factor:
             unit = name
     value = ns / {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
-    digits = 0 if abs(value) >= 99.95 or unit == "ns" else 1 if abs(value) >= 9.995 else 2
+    whole = abs(value) >= 99.95 or (unit == "ns" and (size >= 0.995 or not size))
+    digits = 0 if whole else 1 if abs(value) >= 9.995 else 2
     return f"{value:.{digits}f} {unit}"
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xsp import plugins
-from xsp.bench.plan import overheads, settled
+from xsp.bench.plan import ONNX_RUNTIME, has_onnx_runtime, overheads, runtime_of, settled
 from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, RUNTIMES, CacheState, Spec, Status, Timing
 from xsp.bench.timings import Timings
 from xsp.bound.construct import How, construct, module_calls
 from xsp.bound.totals import Figure, Total
 from xsp.graph.blocks import block, windows
-from xsp.graph.node import Graph, Source
+from xsp.graph.node import Graph
 
 NOT_TIMED = "not timed"
 """Why a call has no figure that nobody tried to time."""
@@ -50,14 +50,10 @@ class Timed:
     """Nodes whose timing is that of an empty call."""
 
 
-def runtime_of(graph: Graph) -> str:
-    """Return the runtime that runs a graph's calls."""
-    return "onnxruntime" if graph.source is Source.ONNX else "torch"
-
-
 def timed_here(graph: Graph) -> bool:
     """Return whether there is the runtime that runs a graph's calls."""
-    return runtime_of(graph) in plugins.names(RUNTIMES)
+    runtime = runtime_of(graph)
+    return runtime in plugins.names(RUNTIMES) and (runtime != ONNX_RUNTIME or has_onnx_runtime())
 
 
 def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
@@ -155,6 +151,8 @@ def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: boo
 
 def framework(graph: Graph, timings: Timings, threads: int) -> tuple[Figure | None, str]:
     """Return what calls of modules and of views cost in a step beside its computing calls, and why it is unknown."""
+    if runtime_of(graph) != "torch":
+        return None, "a session of ONNX Runtime calls no modules"
     found = [timings.get(spec.key) for spec in overheads(threads)]
     known = [each for each in found if each is not None and each.is_timed]
     if len(known) < len(found):

@@ -72,7 +72,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="other ways to compute the same result: names with commas, or all (default: none)",
     )
-    group.add_argument("--runtime", default="torch", metavar="NAME", help="what runs the calls (default: torch)")
+    group.add_argument(
+        "--runtime",
+        metavar="NAME",
+        help="what runs the calls (default: torch; of an ONNX file onnxruntime)",
+    )
     group = parser.add_argument_group("transfers and collectives")
     group.add_argument(
         "--families",
@@ -147,7 +151,7 @@ def budget(text: str) -> float:
 def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
     from xsp import bench
     from xsp import graph as graphs
-    from xsp.bench import text
+    from xsp.bench import plan, text
 
     found = graphs.of(
         given.missing_of or given.source,
@@ -167,17 +171,18 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
             state=given.state,
             threads=threads,
             variants=_variants(given.variants),
-            runtime=given.runtime,
+            runtime=given.runtime or plan.runtime_of(found),
         )
     ]
     began = time.monotonic()
+    starting: list[float] = []
     try:
         with progress.shown(quiet=False) as show:
-            made = bench.fill(pairs, timings, seconds, show, again=given.again)
+            made = bench.fill(pairs, timings, seconds, show, again=given.again, started=starting.append)
     except KeyboardInterrupt:
         progress.warn("xsp: interrupted; what was timed until the last sitting is kept: type it again to go on")
         return INTERRUPTED
-    told = found.name, pairs, timings, made, time.monotonic() - began
+    told = found.name, pairs, timings, made, time.monotonic() - began, sum(starting)
     _show(given, text.filled(*told), text.filled_as_json(*told))
     return 0
 

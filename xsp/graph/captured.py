@@ -117,7 +117,7 @@ def _captured(spec: str, settings: Settings) -> Graph:
 def of_module(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, batch: int | None = None
 ) -> Graph:
-    """Capture a step of a module with its arguments; it runs on a copy, and the module stays as it is.
+    """Capture a step of a module with its arguments; copies of both run, and both stay as they are.
 
     The batch is what the caller says that the arguments are, and not known otherwise.
 
@@ -131,10 +131,10 @@ def of_module(
 
     def on_cpu() -> _Step:
         check_memory(module)
-        return ready(copy.deepcopy(module), "cpu")
+        return ready(copied(module), "cpu")
 
     def ready(model: Any, device: str) -> _Step:
-        built = models.Built(model, args, kwargs)
+        built = models.Built(model, *owned(args, kwargs, device))
         if settings.prefill is not None or settings.decode is not None:
             built = models.of_phase(name, built, settings)
         return _ready(name, built, settings, device)
@@ -219,6 +219,26 @@ def without_values(module: Any) -> Any:
     return copy.deepcopy(module, shapes)
 
 
+def copied(module: Any) -> Any:
+    """Return a copy of a module; sparse tensors, which Python's own copy refuses, are cloned."""
+    import torch
+
+    held = [each for each in (*module.parameters(), *module.buffers()) if each.layout is not torch.strided]
+    return copy.deepcopy(module, {id(each): each.detach().clone() for each in held})
+
+
+def owned(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return copies of arguments on a device: a step may write to them, and a training step gives them gradients."""
+    from xsp.graph.recorder import flat
+
+    given = flat([args, kwargs])
+    twins = {id(each): each.detach().to(device, copy=True).requires_grad_(each.requires_grad) for each in given}
+    try:
+        return copy.deepcopy((args, kwargs), twins)
+    except Exception:  # what cannot be copied is used as it is
+        return args, kwargs
+
+
 def _known_values() -> contextlib.AbstractContextManager[object]:
     from xsp.graph.knownvalues import KnownValues
 
@@ -227,12 +247,13 @@ def _known_values() -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _left_as_it_was() -> Iterator[None]:
-    """Keep the random numbers of the program as they are, whatever is built and run inside."""
+    """Keep the random numbers of the program as they are, whatever is built and run inside, and its modes outside."""
     import torch
 
     state = torch.get_rng_state()
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad():  # a step has its own
+            yield
     finally:
         torch.set_rng_state(state)
 

@@ -133,7 +133,11 @@ class _Worker:
         self._end()
 
     def ask(self, spec: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
-        """Return the measures of a model, or `error`; and `seconds`."""
+        """Return the measures of a model, or `error`; and `seconds`.
+
+        Raises:
+            GraphError: its graph cannot be written.
+        """
         if self._asked >= MODELS_A_PROCESS:
             self._end()
         if self._process is None:
@@ -146,10 +150,14 @@ class _Worker:
         self._process.ask({"spec": spec, "path": str(path), **settings})
         answer = self._process.answer(began + limit)
         if answer:
-            return {"seconds": round(time.monotonic() - began, 3), **json.loads(answer)}
+            found = json.loads(answer)
+            if "not_saved" in found:  # says nothing of the model, which is tried again
+                raise GraphError(found["not_saved"])
+            return {"seconds": round(time.monotonic() - began, 3), **found}
         late = time.monotonic() >= began + limit
         code = self._end(patience_s=0.0 if late else 1.0)
-        why = f"took more than {limit:.0f} s" if late else f"ended the process that captured it (exit code {code})"
+        ended = f"ended the process that captured it ({processes.ending(code or 0)})"
+        why = f"took more than {limit:.0f} s" if late else ended
         return {"seconds": round(time.monotonic() - began, 3), "error": why}
 
     def _end(self, patience_s: float = 0.0) -> int | None:
@@ -171,8 +179,11 @@ def work(answers: int) -> None:
             answer: dict[str, Any]
             try:
                 graph = of(asked["spec"], batch=asked["batch"], train=asked["train"])
-                graph.save(asked["path"])
                 answer = as_json(graph)
+                try:
+                    graph.save(asked["path"])
+                except GraphError as error:
+                    answer = {"not_saved": str(error)}
             except XspError as error:
                 answer = {"error": str(error)}
             except Exception as error:

@@ -136,7 +136,7 @@ class KnownValues(TorchDispatchMode):
             return
         for one, value in zip(tree_flatten(made)[0], tree_flatten(beside)[0], strict=False):
             is_like = isinstance(one, torch.Tensor) and one.device.type == "meta" and one.shape == value.shape
-            if is_like and _is_small(value):
+            if is_like and _is_small(value) and value.layout is torch.strided:
                 self._known[one] = value
 
     def _forget(self, tensors: list[Any]) -> None:

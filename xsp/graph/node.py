@@ -162,6 +162,9 @@ def laid(dtype: str | None, shape: Sequence[int], stride: Sequence[int]) -> Tens
 Origin: TypeAlias = tuple[int, int]
 """Names a tensor: the place of the node that made it with the number of the output, or `OUTSIDE` with a number."""
 
+OBJECT = "object "
+"""How an argument begins in a graph that is an object of the framework's, not a tensor or a plain value."""
+
 OUTSIDE = -1
 """In place of a node: the tensor was there before the step. Its number is one of those in the order of appearance."""
 

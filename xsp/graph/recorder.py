@@ -17,6 +17,7 @@ from xsp.errors import GraphError
 from xsp.graph import keys
 from xsp.graph.modules import Modules
 from xsp.graph.node import (
+    OBJECT,
     OUTSIDE,
     Call,
     Edge,
@@ -358,6 +359,16 @@ class Recorder(TorchDispatchMode):
             if (*place, *parameter.shape) not in self._counted:
                 self._counted.add((*place, *parameter.shape))
                 self.parameters += parameter.numel()
+        for each in module.modules():
+            for value in vars(each).values():
+                if isinstance(value, torch.ScriptObject) and ("object", id(value)) not in self._counted:
+                    self._counted.add(("object", id(value)))
+                    held = held_by(value)
+                    self._held.append(held)
+                    for number, tensor in enumerate(held):
+                        size = tensor.numel() * tensor.element_size()
+                        self.flow.outside(("object", id(value), number), Role.WEIGHT, size)
+                        self.parameters += tensor.numel()
         for buffer in module.buffers():
             self._outside(buffer, Role.BUFFER)
 
@@ -401,6 +412,18 @@ def tensor_of(tensor: Any) -> Tensor:
     return Tensor(dtype, shape, None if tensor.is_contiguous() else tuple(map(int, tensor.stride())))
 
 
+def held_by(value: Any) -> list[Any]:
+    """Return the tensors in an object of the framework's: the packed weights of a quantised layer."""
+    try:
+        return list(flat(value.unpack())) if hasattr(value, "unpack") else list(flat(value.__getstate__()))
+    except Exception:  # not every object tells what it holds
+        return []
+
+
+def _told(tensor: Any) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'number'}"
+
+
 def argument(value: Any) -> Any:
     """Return an argument of an operator in plain values: tensors described, no objects of torch."""
     if isinstance(value, torch.Tensor):
@@ -415,4 +438,7 @@ def argument(value: Any) -> Any:
         return float(value)
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return value
+    if isinstance(value, torch.ScriptObject):
+        kind: Any = value._type()
+        return f"{OBJECT}{kind.name()} of {', '.join(map(_told, held_by(value)))}".removesuffix(" of ")
     return str(value).removeprefix("torch.")

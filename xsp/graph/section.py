@@ -72,6 +72,8 @@ def section(graph: Graph) -> Section:
         parts.append(Table(("where", "what could not be seen"), tuple((p.where, p.reason) for p in graph.problems)))
     if len(graph.nodes) <= MOST_NODES:
         parts.append(_tree(graph))
+    else:
+        parts.append(Text(f"Its {len(graph.nodes):,} calls are not shown singly, as up to {MOST_NODES:,} are."))
     return Section("Graph", tuple(parts))
 
 

@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 from xsp.cost import flops as of_traces
-from xsp.graph.node import Call, Node, NodeKind, Tensor
+from xsp.graph.node import OBJECT, Call, Node, NodeKind, Tensor
 
 LOOK_UPS = frozenset(
     [
@@ -52,7 +52,7 @@ def bytes_of(node: Node) -> int | None:
     if node.stated is not None:
         return node.stated[1]
     call = node.call
-    if call.op in HOLD_GRAPHS:
+    if call.op in HOLD_GRAPHS or _holds_objects(call):
         return None
     if call.op in ASK_SIZES:
         return sum(each.bytes or 0 for each in call.outputs)
@@ -65,6 +65,17 @@ def bytes_of(node: Node) -> int | None:
     if call.op in ROUTED and len(read) > 1:
         read[1] = _routed(call, read[1] or 0)
     return sum(filter(None, read)) + sum(filter(None, written))
+
+
+def _holds_objects(call: Call) -> bool:
+    """Return whether an argument is an object that holds tensors of its own: packed weights of quantised layers."""
+    return any(isinstance(value, str) and value.startswith(OBJECT) for _, value in call.arguments)
+
+
+def _is_unlike(call: Call) -> bool:
+    """Return whether a product has a tensor that is sparse: how many of its elements there are is not told."""
+    sparse = any(":" in (each.dtype or "") for each in call.inputs)
+    return sparse and (call.op in COMPOSITE or MAY_MULTIPLY.search(call.op) is not None)
 
 
 def _routed(call: Call, stack: int) -> int:
@@ -82,6 +93,8 @@ def flops_of(node: Node) -> int | None:
         return 0
     if node.stated is not None:
         return node.stated[0]
+    if _is_unlike(call):
+        return None
     if call.op.startswith("onnx::") and node.kind is NodeKind.OPAQUE:
         return None
     formula = COMPOSITE.get(call.op) or ONNX.get(call.op)

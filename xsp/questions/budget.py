@@ -12,7 +12,7 @@ from time import monotonic
 
 from xsp import bench
 from xsp.advise import Asked, provides
-from xsp.bench.plan import missing, overheads, worth
+from xsp.bench.plan import missing, overheads, runtime_of, worth
 from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, Spec
 from xsp.bench.timings import Timings
 from xsp.bound import seen, timed
@@ -62,7 +62,7 @@ def rounds(graph: Graph, threads: int, cores: int) -> tuple[Pairs, ...]:
     """Return what is timed, the most needed first: as it runs; by threads; in other ways; in other precision."""
     from xsp.bench.variants import VARIANTS
 
-    runtime = timed.runtime_of(graph)
+    runtime = runtime_of(graph)
     as_run = bench.specs(graph, threads=threads, runtime=runtime)
     heavy = {spec.block.work_key for spec, _ in most(as_run)}
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xsp.bench.plan import settled
+from xsp.bench.plan import runtime_of, settled
 from xsp.bench.spec import AS_RUN, CacheState, Spec, Timing
 from xsp.bound import timed
 from xsp.graph.blocks import LASTING, Block, Wires
@@ -166,7 +166,7 @@ class _Problem:
         from xsp.bench.variants import VARIANTS as KNOWN
 
         self.graph = graph
-        self._state, self._runtime, self._threads = settled(graph, CacheState.CHAIN), timed.runtime_of(graph), threads
+        self._state, self._runtime, self._threads = settled(graph, CacheState.CHAIN), runtime_of(graph), threads
         self.ran: list[int | None] = [label_of(node) for node in graph.nodes]
         self.choices: set[int] = set()
         self.neutral: set[int] = set()

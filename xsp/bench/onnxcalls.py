@@ -1,0 +1,409 @@
+"""The runtime `onnxruntime`: a block of ONNX nodes as a model of its own. Imports NumPy: import it where it is needed.
+
+Weights are part of the model, so that the library arranges them when it is loaded, as it does for a whole file. A
+timing is of one run of a session, with inputs and outputs bound beforehand. Values are made up; small integers that a
+node takes as sizes (`Reshape`, `Slice`) are those that give the shapes in the graph.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xsp.bench.inputs import NotTimeable
+from xsp.bench.spec import CacheState, Spec, without_inputs
+from xsp.graph.blocks import Block, Wires
+from xsp.graph.node import Call, Tensor
+
+if TYPE_CHECKING:
+    from xsp.bench.torchcalls import Prepared
+
+MOST_SESSIONS = 16
+"""Models with weights of their own that take turns in state `chain`."""
+
+IR_VERSION = 10
+POOL = 1 << 20
+"""Random values that are drawn; larger tensors repeat them."""
+
+_VOCABULARY = "onnx"
+_INPUT = re.compile(r"(input|outer)\d+")
+"""Names of the arguments of a node that are tensors; the others are its attributes."""
+
+
+class OnnxRuntime:
+    """Prepares blocks whose nodes ONNX Runtime has."""
+
+    name = "onnxruntime"
+
+    def prepare(self, spec: Spec, rotated_bytes: int, limit_bytes: int) -> Prepared:
+        """Return a block with its inputs; see `xsp.bench.torchcalls.Torch.prepare`.
+
+        Raises:
+            NotTimeable: it cannot be run by itself, or the library is missing.
+            MemoryError: it takes more than it may.
+        """
+        from xsp.bench.torchcalls import Prepared, flushed
+
+        model = _Model(spec.block)
+        weight_bytes = sum(_bytes(each) for each in model.weights.values())
+        held = sum(_bytes(each) for each in model.given.values()) + 2 * weight_bytes  # the library arranges a copy
+        made = sum(each.bytes or 0 for each in model.made.values())
+        if held + made > limit_bytes:
+            raise MemoryError(f"its tensors take {(held + made) / 2**30:.1f} GiB")
+        copies, notes = 1, list(model.notes)
+        if spec.state is CacheState.CHAIN and weight_bytes:
+            wanted = min(rotated_bytes // weight_bytes + 1, (limit_bytes - held - made) // (2 * weight_bytes) + 1)
+            copies = max(1, min(MOST_SESSIONS, wanted))
+            if copies < wanted:
+                notes.append(f"weights are rotated through {copies * weight_bytes / 2**20:.3g} MiB alone")
+        values = _Values()
+        runs = [_Run(model, values, spec.threads) for _ in range(copies)]
+        return Prepared(
+            lambda run: run(), [(each,) for each in runs], notes="; ".join(notes), flush=flushed(spec, rotated_bytes)
+        )
+
+
+class _Model:
+    """A block as nodes with names, and the tensors that it is given and makes."""
+
+    def __init__(self, block: Block) -> None:
+        self.given: dict[str, Tensor] = {}
+        """Inputs of the model: activations."""
+
+        self.weights: dict[str, Tensor] = {}
+        self.fixed: dict[str, np.ndarray] = {}
+        """Small values that are known."""
+
+        self.high: dict[str, int] = {}
+        """Input → below which its integers are, as positions."""
+
+        self.made: dict[str, Tensor] = {}
+        """Outputs of the nodes."""
+
+        self.read: set[str] = set()
+        self.nodes: list[tuple[Call, list[str], list[str]]] = []
+        self.notes: list[str] = []
+        self._names: dict[tuple[int, Tensor], str] = {}
+        self._lasting = set(block.weights)
+        lacks = without_inputs(block)
+        if lacks:
+            raise NotTimeable(lacks)
+        for call, wires in zip(block.calls, block.wiring, strict=True):
+            self._add(call, wires)
+        if not self.given:
+            raise NotTimeable("it computes with constants alone, as ONNX Runtime does when it loads a file")
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        """What no node of the block reads."""
+        return {name: each for name, each in self.made.items() if name not in self.read}
+
+    def _add(self, call: Call, wires: Wires) -> None:
+        for each in (*call.inputs, *call.outputs):
+            _type(each)
+        inputs, turn = [], iter(wires.reads)
+        tensors = [value for name, value in call.arguments if _is_input(name)]
+        for place, value in enumerate(tensors):
+            inputs.append("" if value is None else self._input(call, place, value, next(turn)))
+        outputs = []
+        for number, tensor in zip(wires.returns, call.outputs, strict=True):
+            name = f"made{len(self.made)}"
+            self.made[name] = tensor
+            self._names[number, tensor] = name
+            outputs.append(name)
+        self.nodes.append((call, inputs, outputs))
+
+    def _input(self, call: Call, place: int, tensor: Tensor, number: int) -> str:
+        known = self._names.get((number, tensor))
+        if known is not None:
+            self.read.add(known)
+            return known
+        name = f"given{len(self._names)}"
+        self._names[number, tensor] = name
+        fixed = _sizes(call, place, tensor)
+        if fixed is not None:
+            self.fixed[name] = fixed.astype(_type(tensor)).reshape(tensor.shape or ())
+            return name
+        high = _positions(call, place)
+        if high is not None:
+            self.high[name] = high
+        elif not (tensor.dtype or "").startswith(("float", "bool")):
+            self.notes.append(f"values of {call.op} are ones: no rule is known")
+        (self.weights if number in self._lasting else self.given)[name] = tensor
+        return name
+
+
+@dataclass
+class _Values:
+    """Makes arrays; one after the other, with equal values in each process."""
+
+    drawn: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __post_init__(self) -> None:
+        self._normal = self.drawn.standard_normal(POOL, dtype=np.float32)
+
+    def of(self, tensor: Tensor, high: int | None, positive: bool = False) -> np.ndarray:
+        """Return an array: normal, or above a half; true; positions below `high`, else ones."""
+        shape, kind = tensor.shape or (), _type(tensor)
+        if kind == np.bool_:
+            return np.ones(shape, kind)
+        if high is not None:
+            return self.drawn.integers(0, max(1, high), shape).astype(kind)
+        if kind.kind != "f":
+            return np.ones(shape, kind)
+        found = np.resize(self._normal, prod(shape)).reshape(shape)
+        return (np.abs(found) + 0.5 if positive else found).astype(kind)
+
+
+class _Run:
+    """A session of the model, with its inputs and outputs bound."""
+
+    def __init__(self, model: _Model, values: _Values, threads: int) -> None:
+        onnx, onnxruntime = _libraries()
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        # sessions that take turns wait for each other: one that spins has the core that the next one needs
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            serialized = _serialized(onnx, model, values)
+            self._session = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+            self._bound = self._session.io_binding()
+            positive = _positive(model)
+            for name, each in model.given.items():
+                array = values.of(each, model.high.get(name), name in positive)
+                self._bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+            for name in model.outputs:
+                self._bound.bind_output(name, "cpu")
+            self()
+            shapes = [tuple(each.shape()) for each in self._bound.get_outputs()]
+        except NotTimeable:
+            raise
+        except Exception as error:  # its classes have no other in common
+            raise NotTimeable(f"ONNX Runtime does not run it ({_first(error)})") from error
+        if shapes != [each.shape for each in model.outputs.values()]:
+            raise NotTimeable("its outputs have other shapes with the values that are made up for it")
+
+    def __call__(self) -> None:
+        """Run it once."""
+        self._session.run_with_iobinding(self._bound)
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError as error:
+        raise NotTimeable(f"{error}: pip install 'xsp[onnx,onnxruntime]'") from error
+    return onnx, onnxruntime
+
+
+def _serialized(onnx: Any, model: _Model, values: _Values) -> bytes:
+    """Return the model as ONNX has it."""
+    helper, positive = onnx.helper, _positive(model)
+    versions: dict[str, int] = {}
+    nodes = []
+    for call, inputs, outputs in model.nodes:
+        vocabulary, _, op = call.op.partition("::")
+        domain = "" if vocabulary == _VOCABULARY else vocabulary
+        version = int(call.overload) if call.overload.isdecimal() else 1
+        versions[domain] = max(version, versions.get(domain, 1))
+        unread = [
+            f"{outputs[0]}_{place}" for place in range(len(outputs), _made_at_least(onnx, call, op, domain, version))
+        ]
+        node = helper.make_node(op, inputs, [*outputs, *unread], domain=domain)
+        node.attribute.extend(_attributes(onnx, call, op, domain, version))
+        nodes.append(node)
+    arrays = {
+        **{name: values.of(each, model.high.get(name), name in positive) for name, each in model.weights.items()},
+        **model.fixed,
+    }
+
+    def told(tensors: Mapping[str, Tensor]) -> list[Any]:
+        return [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(_type(each)), each.shape)
+            for name, each in tensors.items()
+        ]
+
+    graph = helper.make_graph(
+        nodes, "block", told(model.given), told(model.outputs),
+        initializer=[onnx.numpy_helper.from_array(each, name) for name, each in arrays.items()],
+    )  # fmt: skip
+    wanted = [helper.make_opsetid(domain, version) for domain, version in (versions or {"": 1}).items()]
+    made = helper.make_model(graph, opset_imports=wanted, ir_version=IR_VERSION)
+    found: bytes = made.SerializeToString()
+    return found
+
+
+def _made_at_least(onnx: Any, call: Call, op: str, domain: str, version: int) -> int:
+    """Return how many outputs a node has at least: those that nobody reads are not in a graph."""
+    stated = dict(call.arguments)
+    least = [1]
+    if op == "Split":
+        parts, given = stated.get("split"), stated.get("input1")
+        least += [stated.get("num_outputs") or 1, len(parts) if isinstance(parts, tuple) else 1]
+        least += [prod(given.shape or ())] if isinstance(given, Tensor) else []
+    if onnx.defs.has(op, domain):
+        least.append(onnx.defs.get_schema(op, version, domain).min_output)
+    return max(least)
+
+
+def _attributes(onnx: Any, call: Call, op: str, domain: str, version: int) -> list[Any]:
+    """Return the attributes of a node.
+
+    Raises:
+        NotTimeable: one is a graph or a tensor, of which the graph has the shape alone.
+    """
+    try:
+        declared = onnx.defs.get_schema(op, version, domain).attributes
+    except onnx.defs.SchemaError:
+        declared = {}
+    held = ("TENSOR", "GRAPH", "SPARSE", "TYPE")
+    made = []
+    for name, value in call.arguments:
+        if _is_input(name):
+            continue
+        kind = declared[name].type if name in declared else None
+        text = str(value)
+        if (kind is not None and kind.name.startswith(held)) or text.startswith(("tensor ", "graph of ")):
+            raise NotTimeable(f"the attribute {name} of {call.op} is in its file alone")
+        given = list(value) if isinstance(value, tuple) else value
+        made.append(onnx.helper.make_attribute(name, given, attr_type=None if kind is None else kind.value))
+    return made
+
+
+# --- values -----------------------------------------------------------------------------------------------
+
+
+def _is_input(name: str) -> bool:
+    return _INPUT.fullmatch(name) is not None
+
+
+def _type(tensor: Tensor) -> np.dtype[Any]:
+    try:
+        return np.dtype(tensor.dtype)
+    except TypeError:
+        raise NotTimeable(f"there are no inputs of type {tensor.dtype}") from None
+
+
+def _bytes(tensor: Tensor) -> int:
+    return prod(tensor.shape or ()) * _type(tensor).itemsize
+
+
+def _positive(model: _Model) -> set[str]:
+    """Return the inputs whose values are above a half: variances, and what roots and logarithms are taken of."""
+    found = set()
+    for call, inputs, _ in model.nodes:
+        op = call.op.partition("::")[2]
+        if op == "BatchNormalization":
+            found.update(inputs[4:5])
+        elif op in ("Sqrt", "Log", "Pow", "Reciprocal"):
+            found.update(inputs[:1])
+        elif op == "Div":
+            found.update(inputs[1:2])
+    return found
+
+
+def _axis(call: Call, usual: int = 0) -> int:
+    axis = dict(call.arguments).get("axis")
+    return axis if isinstance(axis, int) else usual
+
+
+def _positions(call: Call, place: int) -> int | None:
+    """Return below which the integers of an input are; None if they are no positions."""
+    op = call.op.partition("::")[2]
+    first = call.inputs[0].shape or ()
+    if op in ("Gather", "GatherElements", "ScatterElements", "Scatter") and place == 1 and first:
+        return first[_axis(call)]
+    if op in ("GatherND", "ScatterND") and place == 1 and first:
+        depth = (call.inputs[1].shape or (1,))[-1]
+        return min(first[:depth], default=1)
+    return None
+
+
+Solve = Callable[[Call, tuple[int, ...], tuple[int, ...], Tensor], Any]
+
+
+def _sizes(call: Call, place: int, tensor: Tensor) -> np.ndarray | None:
+    """Return a small input that decides on the shape of the output, from both shapes; None for any other input."""
+    solve = _SIZES.get((call.op.partition("::")[2], place))
+    if solve is None or not call.outputs:
+        return None
+    found = solve(call, call.inputs[0].shape or (), call.outputs[0].shape or (), tensor)
+    made = np.asarray(found)
+    if made.size != prod(tensor.shape or ()):
+        raise NotTimeable(f"which values {call.op} takes as sizes does not follow from its shapes")
+    return made
+
+
+def _reduced(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
+    """Return the dimensions that a reduction leaves out, or makes 1; of those that it could be the last ones."""
+    if dict(call.arguments).get("keepdims", 1):
+        changed = [place for place, (was, size) in enumerate(zip(before, after, strict=True)) if was != size]
+        others = [place for place, size in enumerate(after) if size == 1 and place not in changed]
+        return sorted([*changed, *others[: max(0, prod(tensor.shape or ()) - len(changed))]])
+    left, at = [], 0
+    for place, size in enumerate(before):
+        if at < len(after) and size == after[at]:
+            at += 1
+        else:
+            left.append(place)
+    return left
+
+
+def _parts(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
+    """Return the lengths of parts; those that nobody reads share what is left."""
+    found = [(each.shape or ())[_axis(call)] for each in call.outputs]
+    others = prod(tensor.shape or ()) - len(found)
+    left = before[_axis(call)] - sum(found)
+    return found + [left // others + (place < left % others) for place in range(others)]
+
+
+def _sliced(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
+    """Return the dimensions that are cut: those that become shorter, then others, as many as there are ends."""
+    count = prod(tensor.shape or ())
+    if not any(name == "input3" and value is not None for name, value in call.arguments):
+        return list(range(count))
+    changed = [place for place, (was, size) in enumerate(zip(before, after, strict=True)) if was != size]
+    return [*changed, *(place for place in range(len(before)) if place not in changed)][: max(count, len(changed))]
+
+
+def _added(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
+    return [*[0] * len(before), *(size - was for was, size in zip(before, after, strict=True))]
+
+
+_REDUCES = tuple(f"Reduce{name}" for name in "Sum Mean Max Min Prod L1 L2 LogSum LogSumExp SumSquare".split())
+
+_SIZES: Mapping[tuple[str, int], Solve] = {
+    ("Reshape", 1): lambda call, before, after, tensor: after,
+    ("Expand", 1): lambda call, before, after, tensor: after[len(after) - prod(tensor.shape or ()) :],
+    ("Tile", 1): lambda call, before, after, tensor: [b // a if a else 1 for a, b in zip(before, after, strict=True)],
+    ("Split", 1): _parts,
+    ("TopK", 1): lambda call, before, after, tensor: [after[_axis(call, -1)]],
+    ("Resize", 2): lambda call, before, after, tensor: [b / a for a, b in zip(before, after, strict=True)],
+    ("Upsample", 1): lambda call, before, after, tensor: [b / a for a, b in zip(before, after, strict=True)],
+    ("Resize", 3): lambda call, before, after, tensor: after,
+    ("Pad", 1): _added,
+    ("Slice", 1): lambda call, before, after, tensor: [0] * prod(tensor.shape or ()),
+    ("Slice", 2): lambda call, before, after, tensor: [after[each] for each in _sliced(call, before, after, tensor)],
+    ("Slice", 3): _sliced,
+    ("Slice", 4): lambda call, before, after, tensor: [1] * prod(tensor.shape or ()),
+    ("ConstantOfShape", 0): lambda call, before, after, tensor: after,
+    ("OneHot", 1): lambda call, before, after, tensor: after[_axis(call, -1)],
+    ("Range", 0): lambda call, before, after, tensor: 0,
+    ("Range", 1): lambda call, before, after, tensor: after[0],
+    ("Range", 2): lambda call, before, after, tensor: 1,
+    ("Pow", 1): lambda call, before, after, tensor: np.full(tensor.shape or (), 2),  # as norms have it
+    **{(name, 1): _reduced for name in _REDUCES},
+}
+"""Operator and number of the input → what it must be for the output to have its shape."""
+
+
+def _first(error: Exception) -> str:
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return said.replace("[ONNXRuntimeError] : ", "")[:160]
