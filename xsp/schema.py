@@ -83,6 +83,7 @@ DEEPEST = 200
 OVERLOAD, DTYPES, STRIDES, SCALARS = "overload", "input_dtypes", "input_strides", "input_scalars"
 PARAMETERS, OUTPUTS = "extra_repr", "output_shapes"
 GIVEN, RETURNED = "input_tensors", "output_tensors"
+TRAINABLE = "trainable_bytes"
 ROOT = "root"
 """Attribute of a module call: its outermost module, where a program calls several; absent for the first one's."""
 
@@ -100,6 +101,8 @@ DESCRIBING = {
     GIVEN: "of a module call inside another: a number for each tensor that it was given, the same within a step for "
     "the same tensor that nothing wrote to meanwhile; what is written to tensors of inference mode is not seen",
     RETURNED: "of a module call: the numbers of the tensors that it returned",
+    TRAINABLE: "of a module call: bytes of the module's parameters that take a gradient, its children's included; "
+    "absent if it has no parameters",
 }
 """Keys of the column `attributes` that steps that describe have, and the merged step from them; with the meaning."""
 
