@@ -83,6 +83,7 @@ DEEPEST = 200
 OVERLOAD, DTYPES, STRIDES, SCALARS = "overload", "input_dtypes", "input_strides", "input_scalars"
 PARAMETERS, OUTPUTS = "extra_repr", "output_shapes"
 GIVEN, RETURNED = "input_tensors", "output_tensors"
+TRAINABLE = "trainable_bytes"
 ROOT = "root"
 """Attribute of a module call: its outermost module, where a program calls several; absent for the first one's."""
 
@@ -99,6 +100,8 @@ DESCRIBING = {
     GIVEN: "of a module call inside another: a number for each input tensor, equal within a step for the same "
     "tensor with the same content; writes to tensors of inference mode are not detected",
     RETURNED: "of a module call: these numbers for the tensors that it returned",
+    TRAINABLE: "of a module call: bytes of the module's parameters that take a gradient, its children's included; "
+    "absent if it has no parameters",
 }
 """Keys of the column `attributes` in describing steps, and in the merged step; with their meaning."""
 

@@ -25,7 +25,7 @@ from torch.nn.modules import module as torch_module
 from xsp import scrub
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Outline, Probe, Signal, ignore
-from xsp.schema import GIVEN, OUTPUTS, PARAMETERS, RETURNED, ROOT, Kind, Level, Span
+from xsp.schema import GIVEN, OUTPUTS, PARAMETERS, RETURNED, ROOT, TRAINABLE, Kind, Level, Span
 from xsp.subjects import holds_nothing
 from xsp_collectors import language
 from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
@@ -238,6 +238,8 @@ class ModuleCalls(Collector):
         if outputs:
             found[OUTPUTS] = [list(shape) for shape, _ in outputs]
         found |= {name: list(numbers) for name, numbers in ((GIVEN, call.given), (RETURNED, call.returned)) if numbers}
+        if entry.param_bytes:  # a program may freeze parameters at any time, so this is of the step
+            found[TRAINABLE] = sum(each.nbytes for each in call.module.parameters() if each.requires_grad)
         try:
             told = call.module.extra_repr()
         except Exception as error:  # it is the program's own code

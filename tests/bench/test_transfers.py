@@ -163,8 +163,8 @@ def test_transfers_lie_in_the_table_of_timings_and_their_curves_are_fitted(
     assert copy.shape.beta.value == pytest.approx(FAR, rel=0.01)
     assert reduced.shape.beta.value == pytest.approx(3 * FAR, rel=0.01)
     assert reduced.bus_factor == pytest.approx(4 / 3)
-    assert transfers.together(found, "together-copy", 3) == pytest.approx(3)
-    assert transfers.together(found, "together-copy", 4) is None
+    assert transfers.together(found, "together-copy", 3, 1) == pytest.approx(3)
+    assert transfers.together(found, "together-copy", 4, 1) is None
     assert by_name["read-direct ext4"].shape is None
     ratios = {each.name: each for each in transfers.ratios(found)}
     assert ratios["duplex tcp-loopback"].value == pytest.approx(2 / 1.6, rel=0.02)
@@ -203,7 +203,47 @@ def test_the_page_fits_80_columns_and_says_what_loopback_is(filled: tuple[Timing
     assert "3 ranks at once: copies take 3.00 times as long" in text
     content = json.loads(json.dumps(curvetext.as_json(COLLECTIVES, timings, found, 1.0, 3, 5), allow_nan=False))
     assert {each["family"] for each in content["curves"]} >= {"copy", "all_reduce", "beside"}
-    assert sections.of({"xsp_section": 1, **sections.plain(curvetext.section(COLLECTIVES, found))}).title
+    assert sections.of({"xsp_section": 1, **sections.plain(curvetext.section(COLLECTIVES, timings, found))}).title
+
+
+@pytest.mark.parametrize(("cores", "is_said"), [(2, True), (6, True), (64, False)])
+def test_ranks_are_said_to_share_cores_only_where_they_do(
+    filled: tuple[Timings, list[Curve]], cores: int, is_said: bool
+) -> None:
+    timings, found = filled
+    there = Timings(timings.folder, dataclasses.replace(HERE, equal={**HERE.equal, "cores": cores}))
+    of_two_threads = [dataclasses.replace(each, threads=2) for each in found]
+    notes = curvetext.as_json(COLLECTIVES, there, of_two_threads, None, 0, 0)["notes"]
+    assert any("loopback is no network" in each for each in notes)
+    assert any(f"have {cores} cores" in each for each in notes) == is_said
+
+
+def test_ranks_of_other_threads_are_other_curves(filled: tuple[Timings, list[Curve]], tmp_path: Path) -> None:
+    timings = Timings.open(tmp_path, HERE)
+    made = []
+    for threads in (1, 2):
+        for spec in transfers.of_collectives(["all_reduce", "together-product"], (2,), threads):
+            name, given = transfers.arguments(spec)
+            ns = 1e6 * (3 if threads == 2 else 2) if given["ranks"] == 2 else 1e6 / threads
+            made.append(timing(spec, ns if name != "all_reduce" else ns * (1 + given["bytes"] / MIB)))
+    timings.add(made)
+    found = transfers.curves(timings)
+    assert {"all_reduce 2 ranks", "all_reduce 2 ranks of 2 threads"} <= {each.name for each in found}
+    assert [(each.threads, each.factor) for each in transfers.slower(found)] == [
+        (1, pytest.approx(2)), (2, pytest.approx(6)),
+    ]  # fmt: skip
+    text = curvetext.page(COLLECTIVES, timings, found, None, 0, 0)
+    assert "2 ranks of 2 threads at once: products take 6.00 times" in text
+    assert max(map(len, text.splitlines())) < 80
+
+
+def test_a_section_of_no_run_is_refused_before_anything_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["transfers", "--section", str(tmp_path), "--timings", str(tmp_path / "none")]
+    assert main(["bench", *words]) == 2
+    assert "not a run directory" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_an_empty_table_is_shown_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,6 +291,28 @@ def test_without_a_device_its_transfers_are_refused_and_with_one_peers_are(tmp_p
     )
     with pytest.raises(UsageError, match="two are needed for peer-copy"):
         links.asked(one, TRANSFERS, "peer-copy", (2,))
+
+
+def test_a_folder_without_room_or_in_memory_is_said_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timings = Timings.open(tmp_path / "timings", HERE)
+    mounts = tmp_path / "mounts"
+    monkeypatch.setattr(links, "MOUNTS", mounts)
+    mounts.write_text("tmpfs / tmpfs rw 0 0\n")
+    found = links.asked(timings, TRANSFERS, "storage", (2,), (1,), tmp_path)
+    assert {transfers.arguments(each)[0] for each in found.specs} == {"write-buffered", "read-cached", "read-mapped"}
+    assert "(tmpfs) are memory, so not timed: write-fsync, read-cold, read-direct, write-direct" in found.refused[0]
+    with pytest.raises(UsageError, match="a disk is needed for read-cold: name a folder of one, --directory DIR"):
+        links.asked(timings, TRANSFERS, "read-cold", (2,), (1,), tmp_path)
+    mounts.write_text("disk / ext4 rw 0 0\n")
+    monkeypatch.setattr(links, "ROOM", 1 << 40)
+    found = links.asked(timings, TRANSFERS, "storage,pipe", (2,), (1,), tmp_path)
+    assert {transfers.arguments(each)[0] for each in found.specs} == {"pipe"}
+    assert "no file fits into" in found.refused[0]
+    with pytest.raises(UsageError, match="nothing to time mapped-file with: name another folder"):
+        links.asked(timings, TRANSFERS, "mapped-file", (2,), (1,), tmp_path)
+    assert links.asked(timings, TRANSFERS, "storage", (2,), (1,), tmp_path, times=False).refused == ()
 
 
 def test_copies_between_numa_nodes_are_of_machines_with_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,4 +190,9 @@ def test_runs_are_rows_with_the_options_of_their_programs(tmp_path: Path) -> Non
     assert rows[0]["step_s"] == pytest.approx(1e-3)
     assert "out" not in rows[0]
     assert len(left) == 1
+    typed = ["run", "torchrun", "--nproc-per-node", "2", "--master-port=29501", "train.py", "--width", "64"]
+    write_run(tmp_path / "runs" / "slow", number=4, batch_size=8, typed=typed)
+    rows, _ = fromruns.rows([str(tmp_path / "runs")])
+    assert sorted(each["fast"] for each in rows) == ["no", "yes", "yes"]
+    assert not any("nproc" in name or "port" in name for each in rows for name in each)
     assert "empty" in left[0]

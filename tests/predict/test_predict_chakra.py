@@ -128,3 +128,19 @@ def test_the_public_reader_takes_it(tmp_path: Path) -> None:
             count += 1
     assert metadata.version == "0.0.4"
     assert count == len(read((tmp_path / "rank.0.et").read_bytes())[1])
+
+
+def test_a_folder_with_more_ranks_of_another_step_is_refused(tmp_path: Path) -> None:
+    sizes = [31 * MIB, 3 * MIB]
+    chakra.write(prediction.predict(WORK, Job(4, LINK), fine=True), sizes, tmp_path)
+    assert chakra.write(prediction.predict(WORK, Job(4, LINK), fine=True), sizes, tmp_path) == 4
+    with pytest.raises(OutputError, match=r"rank\.3\.et of a step on more ranks is there: name another folder"):
+        chakra.write(prediction.predict(WORK, Job(2, LINK), fine=True), sizes, tmp_path)
+
+
+def test_a_bucket_that_is_compressed_has_the_bytes_that_travel(tmp_path: Path) -> None:
+    found = prediction.predict(WORK, Job(2, LINK, compress=2.0), fine=True)
+    chakra.write(found, [31 * MIB, 3 * MIB], tmp_path)
+    _, nodes = read((tmp_path / "rank.0.et").read_bytes())
+    told = [attributes(each)["comm_size"] for each in nodes if each.name.startswith("all-reduce")]
+    assert sorted(told) == [3 * MIB // 2, 31 * MIB // 2]

@@ -68,7 +68,10 @@ def test_a_link_of_several_ranks_gives_each_its_share() -> None:
         ("1ms,25Gbit/s", 1e-3, 8 / 25e9),
         ("1ms,25Gb/s", 1e-3, 8 / 25e9),
         ("20us,1GiB/s", 20e-6, 1 / (1 << 30)),
+        ("3.4us,1.8TB/s", 3.4e-6, 1 / 1.8e12),
+        ("2us,1.6Tbit/s", 2e-6, 8 / 1.6e12),
         ("0,0", 0.0, 0.0),
+        ("0us, 0", 0.0, 0.0),
     ],
 )
 def test_a_link_is_given_by_latency_and_rate(text: str, alpha: float, beta: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import itertools
 import json
@@ -251,6 +252,9 @@ def test_the_command_writes_json(trace: Path, capsys: pytest.CaptureFixture[str]
         ["--ranks", "2"], ["--ranks", "2", "--link", "nvlink"], ["--bucket", "0"], ["--bucket", "-1MiB"],
         ["--straggler", "nan"], ["--straggler", "0"], ["--straggler", "1.3:some"], ["--loader", "5,5,5"],
         ["--loader", "5ms,5ms"], ["--loader", "5MB,5MB,2"], ["--loader", "0MB,5ms,2"],
+        ["--what-if", ""], ["--what-if", "ranks=4"], ["--what-if", "bucket"], ["--what-if", "bucket=x"],
+        ["--what-if", "sharded=1"], ["--what-if", "link=nvlink"], ["--what-if", "algorithm=best"],
+        ["--what-if", "bucket=1MiB bucket=2MiB"], ["--compute", "0"], ["--compress", "-1"], ["--kind", "1"],
         ["--batch", "8"], ["--accumulate", "0"], ["--gradients", "inf"], ["--gradients", "100MB"],
     ],
 )  # fmt: skip
@@ -391,6 +395,150 @@ def test_the_report_gets_a_section_with_the_recorded_step_beside_the_predicted_o
     charts = [part for part in section.parts if isinstance(part, sections.Chart)]
     assert [each.kind for each in charts] == ["lines", "stacked", "grid", "grid"]
     assert {"forward", "backward", "communication"} <= {each.name for each in charts[-1].series}
+
+
+def test_parameters_that_are_frozen_have_no_gradients(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)
+    )
+    for each in (*model[0].parameters(), model[2].bias):  # a module whole, another one in part
+        each.requires_grad_(False)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
+    with xsp.profile("train", out=tmp_path / "run", levels="M/L", batch_size=4) as profile:
+        for _ in range(12):
+            with profile.step():
+                model(torch.ones(4, 16)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    found = recorded.of(xsp.load(tmp_path / "run"))
+    assert sum(found.work.arrivals) == 4 * (64 * 64 + 64 * 4 + 4)
+    frozen, whole = 4 * (16 * 64 + 64 + 64) / 1e6, 4 * (16 * 64 + 64 + 64 * 64 + 64 + 64 * 4 + 4) / 1e6
+    assert any(f"{frozen:.4g} of {whole:.4g} MB of parameters are frozen" in each for each in found.told)
+    assert not any("frozen" in each for each in found.unknown)
+    for sharded in (False, True):
+        answer = scaling.of(found, Job(link=LINK, sharded=sharded), [2])
+        assert any("ranks would gather them too" in each for each in text.as_json(answer)["notes"]) == sharded
+
+
+def test_models_whose_modules_have_equal_names_have_gradients_of_their_own(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    first, second = (torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, size)) for size in (8, 2))
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    with xsp.profile("train", out=tmp_path / "run", levels="M/L", batch_size=4) as profile:
+        for _ in range(12):
+            with profile.step():
+                second(first(torch.ones(4, 8))).sum().backward()
+                optimizer.step()
+    found = recorded.of(xsp.load(tmp_path / "run"))
+    assert sum(found.work.arrivals) == 4 * (3 * (8 * 8 + 8) + 8 * 2 + 2)
+    assert not any("share count twice" in each for each in found.unknown)
+
+
+def test_of_a_program_that_evaluates_most_of_its_time_the_steps_that_train_are_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with xsp.profile("train", out=tmp_path / "run", levels="M/L") as profile:
+        for _ in range(12):
+            with profile.step():
+                model.train()
+                model(torch.ones(4, 64)).sum().backward()
+                optimizer.step()
+            with profile.step(), torch.no_grad():
+                model.eval()
+                for _ in range(20):
+                    model(torch.ones(2000, 64))
+    assert main(["predict", str(tmp_path / "run"), "--ranks", "2", "--link", "nvlink4", "--format", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["recorded"]["gradient_bytes"] == 4 * (64 * 64 + 64 + 64 * 4 + 4)
+    assert any(each.startswith("kind of step: ") and "--kind takes another" in each for each in said["from"])
+    kinds = xsp.load(tmp_path / "run").run.kinds
+    other = next(each.kind for each in kinds if not each.training)
+    assert main(["predict", str(tmp_path / "run"), "--ranks", "1", "--kind", str(other)]) != 0
+    assert "no training step" in capsys.readouterr().err
+
+
+def test_sets_of_changes_are_held_against_the_job_that_was_asked_for(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ["link=ethernet-10g", "compress=2", "compute=0.5  straggler=1.5", "sharded", "accumulate=4", "bucket=1GiB"]
+    words = ["predict", str(trace), "--ranks", "2,8", "--link", "10us,1GB/s", "--algorithm", "ring"]
+    asked = [word for each in sets for word in ("--what-if", each)]
+    assert main([*words, *asked, "--format", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    base = said["ranks"][-1]
+    found = {each["change"]: each for each in said["what_if"]}
+    assert list(found) == [" ".join(each.split()) for each in sets]
+    for name, options in {
+        "link=ethernet-10g": ["--link", "ethernet-10g"], "compress=2": ["--compress", "2"], "sharded": ["--sharded"],
+        "compute=0.5 straggler=1.5": ["--compute", "0.5", "--straggler", "1.5"], "accumulate=4": ["--accumulate", "4"],
+        "bucket=1GiB": ["--bucket", "1GiB"],
+    }.items():  # fmt: skip
+        assert main([*words, *options, "--format", "json"]) == 0
+        alone = json.loads(capsys.readouterr().out)["ranks"][-1]["step_s"]
+        assert found[name]["step_s"] == pytest.approx(alone, rel=1e-9)
+        batches = 4 if name == "accumulate=4" else 1
+        assert found[name]["faster"] == pytest.approx(batches * base["step_s"] / alone - 1)
+    assert main([*words, *asked]) == 0
+    shown = capsys.readouterr().out
+    assert "what if" in shown
+    assert "compute=0.5 straggler=1.5" in shown
+    assert max(map(len, shown.splitlines())) < 80
+
+
+def test_gradients_that_are_compressed_travel_in_fewer_bytes_and_parameters_do_not(trace: Path) -> None:
+    found = recorded.of(xsp.load(trace))
+    link = collectives.link("0us,1GB/s")
+    whole, half = (
+        scaling.of(found, Job(link=link, algorithm=Algorithm.RING, plan=found.plan, compress=each), [8]).points[0]
+        for each in (1.0, 2.0)
+    )
+    assert half.found.communication == pytest.approx(whole.found.communication / 2)
+    whole, half = (
+        scaling.of(found, Job(link=link, plan=found.plan, compress=each, sharded=True), [8]).points[0]
+        for each in (1.0, 2.0)
+    )
+    assert half.found.communication == pytest.approx(whole.found.communication * 5 / 6)  # gathered twice, reduced once
+
+
+def test_work_that_takes_half_as_long_is_scaled_and_said(trace: Path) -> None:
+    found = recorded.of(xsp.load(trace))
+    half = found.computing(0.5)
+    assert half.work.update == found.work.update / 2
+    assert half.work.input == found.work.input
+    assert any("0.5 times as long" in each for each in half.unknown)
+    assert found.computing(1.0) == found
+
+
+def test_a_loader_that_is_stated_is_no_longer_unknown(trace: Path) -> None:
+    found = recorded.of(xsp.load(trace))
+    waited = dataclasses.replace(found, unknown=(recorded.WAITED, "another"))
+    stated = waited.with_loader(0.001, 0.002, 4, "reading: as told")
+    assert stated.unknown == ("another",)
+    assert (stated.work.input.read, stated.work.input.decode, stated.work.input.workers) == (0.001, 0.002, 4)
+    assert "reading: as told" in stated.told
+
+
+def test_a_batch_of_another_size_is_not_said_to_be_the_recorded_one(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(run), "--ranks", "1,2", "--link", "nvlink4", "--batch", "8"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "4 samples on each" in shown
+    assert "batches of 8 samples" in shown
+
+
+def test_a_trace_of_several_ranks_needs_no_link_for_one_and_is_not_checked_without(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(trace), "--ranks", "1"]) == 0
+    assert "No check: the run has 8 ranks, and nothing says what those take over no link" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_run_without_a_backward_pass_is_refused_with_what_to_record(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from xsp.bench.spec import Status, untimed
 from xsp.bench.timings import Timings
 from xsp.cli import main
 from xsp.errors import UsageError
-from xsp.predict import collectives, measured, prediction, scaling
+from xsp.predict import collectives, measured, prediction, scaling, text
 from xsp.predict.collectives import LINKS, Algorithm, Link
 from xsp.predict.recorded import Recorded
 from xsp.predict.training import Job, Layer, Work
@@ -60,6 +60,10 @@ def step(*gradients: int) -> Work:
     return Work(tuple(Layer(f"{each}", 0.01, 0.02, (each,)) for each in gradients), update=0.003)
 
 
+def demo(work: Work, ranks: int = 1) -> Recorded:
+    return Recorded("demo", work, 0.033, None, ranks, 8.0, None, (), ())
+
+
 def test_the_table_tells_the_link_and_what_ranks_take_from_each_other(link: Link) -> None:
     assert link.alpha == pytest.approx(ALPHA, rel=1e-3)
     assert link.beta == pytest.approx(BETA, rel=1e-3)
@@ -75,7 +79,7 @@ def test_the_table_tells_the_link_and_what_ranks_take_from_each_other(link: Link
 
 def test_a_step_of_one_bucket_is_slower_computing_copies_and_the_collective(link: Link) -> None:
     work = step(5 * MB)
-    found = prediction.predict(scaling.sharing_cores(work, Job(2, link)), Job(2, link))
+    found = prediction.predict(scaling.sharing_cores(demo(work), Job(2, link)), Job(2, link))
     copied = 2 * 5 * MB * 2 * COPY / transfers.COPIED
     assert found.step == pytest.approx(1.5 * 0.03 + copied + reduces(5 * MB) + 2 * 0.003, rel=1e-3)
     assert found.parts["cores for communication"] == pytest.approx(copied, rel=1e-3)
@@ -117,7 +121,7 @@ def test_overlap_is_counted_from_the_first_launch_as_torch_does_and_is_not_what_
 
 def test_one_rank_shares_nothing(link: Link) -> None:
     work = step(5 * MB)
-    assert scaling.sharing_cores(work, Job(1, link)) == work
+    assert scaling.sharing_cores(demo(work), Job(1, link)) == work
     assert prediction.predict(work, Job(1, link)).step == pytest.approx(0.033)
 
 
@@ -129,7 +133,7 @@ def test_a_faster_link_is_worth_what_its_curve_says(link: Link) -> None:
 
 
 def test_ranks_that_were_not_measured_are_refused_and_the_factor_is_said(link: Link) -> None:
-    found = Recorded("demo", step(5 * MB), 0.033, None, 1, 8.0, None, (), ())
+    found = demo(step(5 * MB))
     with pytest.raises(UsageError, match=r"all_reduce of 8 ranks was not measured here \(there are figures of 2 ranks"):
         scaling.of(found, Job(1, link), [2, 8])
     assert link.measured is not None
@@ -138,6 +142,53 @@ def test_ranks_that_were_not_measured_are_refused_and_the_factor_is_said(link: L
     assert "2 ranks at once: products take 1.50 times as long, copies 2.00" in notes
     assert "beyond the" in notes
     assert "3 ranks compute at once was not measured" in " ".join(link.measured.notes([3], 0))
+
+
+def test_a_step_of_ranks_that_shared_cores_already_is_no_slower_for_that(link: Link) -> None:
+    two = demo(step(5 * MB), ranks=2)
+    assert scaling.sharing_cores(two, Job(2, link)) == two.work
+    alone = scaling.sharing_cores(two, Job(1, link))
+    assert alone.layers[0].forward == pytest.approx(0.01 / 1.5)
+    assert alone.update == pytest.approx(0.003 / 2)
+    of_one = scaling.of(demo(step(5 * MB)), Job(1, link), [1, 2])
+    assert scaling.of(two, Job(1, link), [2]).points[0].efficiency < of_one.points[0].efficiency / 0.7
+
+
+def test_a_run_of_ranks_that_were_not_timed_here_is_predicted_and_not_checked(link: Link) -> None:
+    found = scaling.of(demo(step(5 * MB), ranks=8), Job(1, link), [2])
+    assert found.check is None
+    assert text.as_json(found)["check"] is None
+    assert "No check: the run has 8 ranks, and nothing says what those take over this link" in flat(text.page(found))
+
+
+@pytest.mark.parametrize(("threads", "cores", "factor"), [(1, 2, 1.5), (2, 2, 2.0), (4, 2, 2.0), (2, 8, 1.5)])
+def test_ranks_with_more_threads_than_were_timed_compute_as_slowly_as_their_cores_make_them(
+    tmp_path: Path, threads: int, cores: int, factor: float
+) -> None:
+    found = measured.of(timed(tmp_path, Environment({"cpu": "test", "cores": cores})), threads)
+    assert found.measured is not None
+    assert found.measured.at(2).computing == pytest.approx(factor)
+    notes = " ".join(found.measured.notes([2], 0))
+    assert (f"Cores are shared: 2 ranks of {threads} threads have 2" in notes) == (threads * 2 > cores)
+    assert (f"xsp bench collectives --threads {threads}" in notes) == (threads > 1)
+
+
+def test_a_run_of_another_processor_is_said_to_be(tmp_path: Path) -> None:
+    timings = timed(tmp_path, HERE)
+    for cpu, is_said in (("test", False), (None, False), ("other", True)):
+        found = measured.of(timings, 1, cpu)
+        assert found.measured is not None
+        assert any("recorded on other" in each for each in found.measured.notes([2], 0)) == is_said
+
+
+def test_ranks_with_cores_of_their_own_are_not_said_to_share_them(tmp_path: Path) -> None:
+    found = measured.of(timed(tmp_path, Environment({"cpu": "test", "cores": 64})))
+    assert found.measured is not None
+    assert "share" not in " ".join(found.measured.notes([1, 2], 0)).lower()
+
+
+def flat(shown: str) -> str:
+    return " ".join(shown.split())
 
 
 def test_an_empty_table_says_what_to_type(tmp_path: Path) -> None:

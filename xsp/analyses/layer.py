@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.kernel import at_work
-from xsp.schema import ROOT, Kind, Level, Rule
+from xsp.schema import Kind, Level, Rule
 from xsp.store.trace import Trace
-from xsp.store.views import LAYERS, NS, kernels
+from xsp.store.views import FULL_NAME, LAYERS, NS, kernels
 
 
 @analysis("A2", "Layer information", Level.LAYER)
@@ -51,11 +51,6 @@ _AROUND = f"""
 """
 """The backward operators and the device's kernels of each layer."""
 
-_ROOT = f"json_extract_string(layers.attributes, '$.{ROOT}')"
-_FULL_NAME = f"""CASE WHEN {_ROOT} IS NULL THEN layers.name
-    WHEN depth = 0 AND layers.name = type THEN {_ROOT} ELSE {_ROOT} || '.' || layers.name END"""
-"""A layer's name, behind the outermost module that it belongs to if that is not the first of the program."""
-
 
 @analysis("layers", "Layers by their own time on the host", Level.LAYER)
 def layers(trace: Trace) -> Table:
@@ -71,15 +66,15 @@ def layers(trace: Trace) -> Table:
     return trace.sql(
         f"""
         WITH {LAYERS}, {_AROUND}
-        SELECT {_FULL_NAME} AS name, type, count(*) AS calls, arg_min(input_shapes, layer_index) AS shape,
-               sum(self_ns) / 1e6 AS host_self_ms,
+        SELECT {FULL_NAME.format("layers")} AS name, type, count(*) AS calls,
+               arg_min(input_shapes, layer_index) AS shape, sum(self_ns) / 1e6 AS host_self_ms,
                100.0 * sum(self_ns) / nullif(sum(sum(self_ns)) OVER (), 0) AS percent_of_host_time,
                sum(layers.ns) / 1e6 AS host_ms, sum(device_work.ns) / 1e6 AS kernel_ms,
                sum(backward.ns) / 1e6 AS backward_ms, sum(self_alloc_bytes) / 1048576 AS alloc_mib,
                max(param_bytes) / 1048576 AS param_mib
         FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id
         LEFT JOIN device_work ON device_work.layer_id = layers.span_id
-        GROUP BY {_FULL_NAME}, type ORDER BY host_self_ms DESC, min(layer_index)
+        GROUP BY {FULL_NAME.format("layers")}, type ORDER BY host_self_ms DESC, min(layer_index)
         """
     )
 

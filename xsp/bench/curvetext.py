@@ -10,7 +10,7 @@ from typing import Any
 from xsp.bench.shapes import Known, Shape
 from xsp.bench.spec import Timing, slowed
 from xsp.bench.timings import Timings
-from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, together
+from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, slower
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
 
@@ -61,7 +61,7 @@ def page(what: str, timings: Timings, found: Sequence[Curve], seconds: float | N
     ]
     lines += ["", *_wrapped(texts)] if texts else []
     lines += _slower(found)
-    said = notes(found)
+    said = notes(found, timings.cores)
     lines += [""] if said else []
     lines += _wrapped(said)
     return "\n".join(lines)
@@ -111,11 +111,10 @@ def _single(curve: Curve) -> str:
 
 def _slower(found: Sequence[Curve]) -> list[str]:
     lines = []
-    for name, what in (("together-product", "products"), ("together-copy", "copies")):
-        for ranks in sorted({each.ranks for each in found if each.family.name == name and each.ranks > 1}):
-            factor = together(found, name, ranks)
-            if factor is not None:
-                lines.append(f"{ranks} ranks at once: {what} take {factor:.2f} times as long as on one")
+    for each in slower(found):
+        of = f" of {each.threads} threads" if each.threads > 1 else ""
+        what = {"product": "products", "copy": "copies"}[each.what]
+        lines.append(f"{each.ranks} ranks{of} at once: {what} take {each.factor:.2f} times as long as on one")
     return ["", *lines] if lines else []
 
 
@@ -134,14 +133,22 @@ def _bars(curve: Curve, low: float, high: float, width: int = WIDTH - NAME - 1) 
     return "".join(found).rstrip()
 
 
-def notes(found: Sequence[Curve]) -> list[str]:
-    """Return what figures do not say, and why some are missing."""
+def notes(found: Sequence[Curve], cores: int | None) -> list[str]:
+    """Return what figures do not say, and why some are missing.
+
+    Args:
+        found: curves.
+        cores: of the machine that they are of; None if nothing tells them.
+    """
     made = []
     if any(each.ranks for each in found):
-        made.append(
-            "The ranks are processes of this machine: loopback is no network, and ranks share its cores with each "
-            "other, with gloo's own threads and with the system."
-        )
+        made.append("The ranks are processes of this machine: loopback is no network.")
+        most = max(each.ranks * each.threads for each in found)
+        if cores is None or most >= cores:
+            made.append(
+                f"Cores are shared: ranks, gloo's own threads and the system have {cores or 'an unknown number of'} "
+                "cores."
+            )
     if any(each.family.group == STORAGE for each in found):
         made.append("Storage is shared with the system and, in a virtual machine, with others; it may be cached below.")
     drift = max((each.canary for each in found if each.canary is not None), default=1.0)
@@ -192,13 +199,8 @@ def as_json(what: str, timings: Timings, found: Sequence[Curve], seconds: float 
         "missing": left,
         "curves": [_curve(each) for each in found],
         "ratios": [_ratio(each) for each in ratios(found)],
-        "slower_together": [
-            {"ranks": ranks, "what": name.removeprefix("together-"), "factor": factor}
-            for name in ("together-product", "together-copy")
-            for ranks in sorted({each.ranks for each in found if each.family.name == name and each.ranks > 1})
-            if (factor := together(found, name, ranks)) is not None
-        ],
-        "notes": notes(found),
+        "slower_together": [each._asdict() for each in slower(found)],
+        "notes": notes(found, timings.cores),
         "problems": list(timings.problems),
     }
 
@@ -245,9 +247,10 @@ def shape_as_json(shape: Shape) -> dict[str, Any]:
 # --- the section of a report -------------------------------------------------------------------------------------
 
 
-def section(what: str, found: Sequence[Curve]) -> Section:
+def section(what: str, timings: Timings, found: Sequence[Curve]) -> Section:
     """Return the section of a run's report: rates over sizes by group, and a table of shapes."""
-    parts: list[Any] = [Text(" ".join(map(plain, notes(found))) or "Rates over sizes, and their shapes.")]
+    said = notes(found, timings.cores)
+    parts: list[Any] = [Text(" ".join(map(plain, said)) or "Rates over sizes, and their shapes.")]
     shaped = [each for each in found if each.shape is not None]
     for group in dict.fromkeys(each.family.group for each in shaped):
         those = [each for each in shaped if each.family.group == group]

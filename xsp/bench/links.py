@@ -13,11 +13,14 @@ from xsp.bench.plan import Progress
 from xsp.bench.repeatability import LIMITS
 from xsp.bench.spec import Spec
 from xsp.bench.timings import Timings
-from xsp.bench.transfers import COLLECTIVES, DIRECTORY, FAMILIES, OF_RANKS, Curve
+from xsp.bench.transfers import COLLECTIVES, DIRECTORY, FAMILIES, OF_RANKS, ROOM, Curve
 from xsp.errors import UsageError
 from xsp.processes import cores
 
 MOUNTS = Path("/proc/self/mounts")
+IN_MEMORY = ("tmpfs", "ramfs")
+"""Kinds of file systems whose files are memory."""
+
 MOST_RANKS = 16
 MOST_NAMED = 4
 """Families that a line names one by one."""
@@ -41,6 +44,8 @@ def asked(
     ranks: Sequence[int],
     threads: Sequence[int] | None = None,
     directory: Path | None = None,
+    *,
+    times: bool = True,
 ) -> Asked:
     """Return the specs of transfers or of collectives.
 
@@ -51,9 +56,11 @@ def asked(
         ranks: of collectives.
         threads: of what threads of torch do (one, and as many as there are cores), or of each rank (one).
         directory: where storage is timed.
+        times: whether they are to be timed, so that the directory needs room.
 
     Raises:
-        UsageError: there is no such family, it needs a device and there is none, or ranks are below 2 or too many.
+        UsageError: there is no such family, it needs a device or a folder with room and there is none, or ranks are
+            below 2 or too many.
     """
     if what == COLLECTIVES:
         if not all(2 <= each <= MOST_RANKS for each in ranks):
@@ -66,19 +73,22 @@ def asked(
         raise UsageError(f"{place}: no folder; storage is timed in one: --directory DIR")
     names = transfers.named(families, FAMILIES)
     devices = len(timings.environment.equal.get("devices") or ())
-    names, refused = _here(names, devices)
+    names, refused = _here(names, devices, place, times)
     counts = tuple(dict.fromkeys((1, cores()))) if threads is None else threads
     found = transfers.of_transfers(names, counts, filesystem(place))
     return Asked(tuple(found), tuple(refused), place)
 
 
-def _here(names: Sequence[str], devices: int) -> tuple[list[str], list[str]]:
+def _here(names: Sequence[str], devices: int, place: Path, times: bool) -> tuple[list[str], list[str]]:
     """Return the families that this machine has what they need for, and a line for each kind of the others.
 
     Raises:
         UsageError: there is none.
     """
     every = FAMILIES.values()
+    own = [each for each in names if FAMILIES[each].in_folder]
+    why_not = _no_room(place, max(FAMILIES[each].most for each in own)) if own and times else None
+    kind = filesystem(place)
     lacking = (
         ("no device here", "there is no device here, which is needed for {}",
          () if devices else [each.name for each in every if each.device]),
@@ -86,6 +96,11 @@ def _here(names: Sequence[str], devices: int) -> tuple[list[str], list[str]]:
          () if devices > 1 else [each.name for each in every if each.peers]),
         ("one NUMA node here", "there is one NUMA node here, and two are needed for {}",
          () if numanodes.pair() else [each.name for each in every if each.nodes]),
+        (why_not or "", f"{why_not}, so there is nothing to time {{}} with: name another folder, --directory DIR",
+         own if why_not else ()),
+        (f"files of {place} ({kind}) are memory",
+         f"files of {place} ({kind}) are memory, and a disk is needed for {{}}: name a folder of one, --directory DIR",
+         [each.name for each in every if each.disk] if kind in IN_MEMORY else ()),
     )  # fmt: skip
     found, refused = list(names), []
     for there, what, those in lacking:
@@ -97,6 +112,18 @@ def _here(names: Sequence[str], devices: int) -> tuple[list[str], list[str]]:
             said = f"{len(left)} families that need one" if len(left) > MOST_NAMED else ", ".join(left)
             refused.append(f"{there}, so not timed: {said}")
     return found, refused
+
+
+def _no_room(place: Path, size: int) -> str | None:
+    """Return why files of so many bytes cannot be made in a folder; None if they can."""
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            free = os.statvfs(place)
+    except OSError as error:
+        return f"no file can be made in {place} ({error.strerror or error})"
+    if free.f_bavail * free.f_frsize < ROOM * size:
+        return f"no file fits into {place} (it takes {ROOM * size >> 20} MiB of room)"
+    return None
 
 
 def fill(found: Asked, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:

@@ -23,12 +23,10 @@ from xsp.bench.inputs import NotTimeable
 from xsp.bench.partner import Partner
 from xsp.bench.spec import Spec
 from xsp.bench.torchcalls import Prepared, timed_by_itself
-from xsp.bench.transfers import DEVICE, DIRECTORY, FAMILIES, MEMORY, PROCESSES, ROW
+from xsp.bench.transfers import DEVICE, DIRECTORY, FAMILIES, MEMORY, PROCESSES, ROOM, ROW
 
 PAGE = mmap.PAGESIZE
 MESSAGE_BYTES = 64 << 20
-ROOM = 4
-"""Times the bytes of a file must be free on its disk."""
 
 
 class Transfers:

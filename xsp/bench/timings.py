@@ -101,6 +101,12 @@ class Timings:
             found._borrowed = found._read(fitting[0])
         return found
 
+    @property
+    def cores(self) -> int | None:
+        """How many cores the machine has; None if nothing tells it."""
+        known = self.environment.equal.get("cores")
+        return known if isinstance(known, int) and known > 0 else None
+
     def of(self, specs: Iterable[Spec]) -> dict[str, Timing]:
         """Return the timing of each spec by its key; with status `missing` where there is none."""
         found: dict[str, Timing] = {}

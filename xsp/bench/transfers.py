@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from xsp.bench.shapes import FEWEST, Shape, fit
 from xsp.bench.spec import CacheState, Spec, Timing, spec_of
@@ -26,6 +26,9 @@ DIRECTORY = "XSP_TRANSFERS_DIRECTORY"
 """Names the folder in which storage is timed, for the process that times."""
 
 KIB, MIB = 1 << 10, 1 << 20
+
+ROOM = 4
+"""Times the bytes of a file must be free on its disk."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ class Family:
 
     nodes: bool = False
     """Whether it needs several NUMA nodes."""
+
+    disk: bool = False
+    """Whether it needs a file system that stores its files, and does not hold them in memory alone."""
 
     @property
     def in_folder(self) -> bool:
@@ -84,12 +90,12 @@ FAMILIES = {
         Family("tcp-loopback", PROCESSES, "the same through TCP on loopback"),
         Family("tcp-loopback-duplex", PROCESSES, "both send at once", most=16 * MIB),
         Family("write-buffered", STORAGE, "into the page cache"),
-        Family("write-fsync", STORAGE, "until the system says that it is stored", most=16 * MIB),
+        Family("write-fsync", STORAGE, "until the system says that it is stored", most=16 * MIB, disk=True),
         Family("read-cached", STORAGE, "from the page cache"),
-        Family("read-cold", STORAGE, "pages are dropped from the cache before", cold=True),
+        Family("read-cold", STORAGE, "pages are dropped from the cache before", cold=True, disk=True),
         Family("read-mapped", STORAGE, "a mapped file, of which each page is touched"),
-        Family("read-direct", STORAGE, "past the page cache"),
-        Family("write-direct", STORAGE, "past the page cache", most=16 * MIB),
+        Family("read-direct", STORAGE, "past the page cache", disk=True),
+        Family("write-direct", STORAGE, "past the page cache", most=16 * MIB, disk=True),
         Family("host-to-device-pageable", DEVICE, "from ordinary memory", device=True),
         Family("host-to-device-pinned", DEVICE, "from pinned memory", device=True),
         Family("device-to-host-pageable", DEVICE, "to ordinary memory", device=True),
@@ -266,7 +272,8 @@ class Curve:
     def name(self) -> str:
         """Of family, ranks and threads."""
         ranks = f" {self.ranks} ranks" if self.ranks else ""
-        threads = f" {self.threads} threads" if self.family.threaded and self.threads > 1 else ""
+        several = self.threads > 1 and (self.family.threaded or self.ranks)
+        threads = f" {'of ' if self.ranks else ''}{self.threads} threads" if several else ""
         return f"{self.family.name}{ranks}{threads}{f' {self.how}' if self.how else ''}"
 
     @property
@@ -380,8 +387,37 @@ def ratios(found: Sequence[Curve]) -> list[Ratio]:
     return made
 
 
-def together(found: Iterable[Curve], name: str, ranks: int) -> float | None:
-    """Return how much longer a rank computes if so many do, by a family `together-…`; None if it was not timed."""
-    took = {each.ranks: each.timings[0][1].trimmed_ns for each in found if each.family.name == name and each.timings}
+def together(found: Iterable[Curve], name: str, ranks: int, threads: int) -> float | None:
+    """Return how much longer a rank computes if so many do, by a family `together-…`; None if it was not timed.
+
+    Args:
+        found: curves.
+        name: of the family.
+        ranks: how many.
+        threads: of each rank.
+    """
+    those = [each for each in found if (each.family.name, each.threads) == (name, threads) and each.timings]
+    took = {each.ranks: each.timings[0][1].trimmed_ns for each in those}
     one, many = took.get(1), took.get(ranks)
     return None if not one or not many else many / one
+
+
+class Slower(NamedTuple):
+    """How much longer ranks take for something if all of them do it at once."""
+
+    ranks: int
+    threads: int
+    what: str
+    factor: float
+
+
+def slower(found: Sequence[Curve]) -> list[Slower]:
+    """Return how much longer ranks take that compute at once, by threads, ranks and what they do."""
+    made = []
+    for name in ("together-product", "together-copy"):
+        those = {(each.threads, each.ranks) for each in found if each.family.name == name and each.ranks > 1}
+        for threads, ranks in sorted(those):
+            factor = together(found, name, ranks, threads)
+            if factor is not None:
+                made.append(Slower(ranks, threads, name.removeprefix("together-"), factor))
+    return made

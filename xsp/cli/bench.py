@@ -189,13 +189,17 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
 
 def _moved(given: argparse.Namespace, seconds: float) -> int:
     """Time transfers or collectives, or show what is known of them."""
+    from xsp import sections
     from xsp.bench import curvetext, links
     from xsp.bench.timings import Timings
 
+    if given.section is not None:
+        sections.check(given.section)
     timings = Timings.open(given.timings)
     asked = links.asked(
         timings, given.source, given.families, _numbers("--ranks", given.ranks),
         None if given.threads is None else _numbers("--threads", given.threads), given.directory,
+        times=not (given.list or given.check),
     )  # fmt: skip
     if given.check:
         _show(given, *_check(given, timings, seconds))
@@ -213,9 +217,7 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
     found, left = links.known(asked, timings)
     told = given.source, timings, found, None if given.list else time.monotonic() - began, left, made
     if given.section is not None:
-        from xsp import sections
-
-        sections.write(given.section, curvetext.SECTION[given.source], curvetext.section(given.source, found))
+        sections.write(given.section, curvetext.SECTION[given.source], curvetext.section(given.source, timings, found))
     _show(given, curvetext.page(*told), {**curvetext.as_json(*told), "refused": list(asked.refused)})
     return 0
 

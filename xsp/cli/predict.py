@@ -9,14 +9,15 @@ examples:
   xsp predict runs/train --ranks 8 --link 30us,1.2GB/s         latency and bandwidth of a link
   xsp predict runs/train --ranks 8 --link rack.json            a link from a file
   xsp predict runs/train --ranks 2,4 --link measured           this machine, by xsp bench collectives
-  xsp predict runs/train --link nvlink4 --bucket 100MiB        other buckets
-  xsp predict runs/train --link nvlink4 --straggler 1.3        one rank is slower; also 1.3:turns, 1.3:together
-  xsp predict runs/train --link nvlink4 --loader 5ms,40ms,8    reading, decoding, workers
-  xsp predict runs/train --link nvlink4 --loader 12MB,40ms,8   reading by xsp bench transfers
-  xsp predict rank0.json.gz --ranks 16,32 --link infiniband-ndr --sharded     another profiler's trace
-  xsp predict runs/train --ranks 8 --link pcie4 --chakra step8    for simulators that read Chakra
-  xsp predict runs/train --ranks 1 --format json
-  xsp predict fit table.csv                                    from many configurations
+  xsp predict runs/train --ranks 64 --bucket 100MiB            other buckets
+  xsp predict runs/train --ranks 8 --straggler 1.3             one rank is slower, :turns, :together
+  xsp predict runs/train --ranks 8 --loader 5ms,40ms,8         reading, decoding, workers
+  xsp predict runs/train --ranks 8 --loader 12MB,40ms,8        reading by xsp bench transfers
+  xsp predict rank0.json.gz --ranks 16,32 --sharded            another profiler's trace
+  xsp predict runs/train --ranks 8 --chakra step8              for simulators that read Chakra
+  xsp predict runs/train --ranks 64 --link nvlink4 --what-if link=ethernet-25g --what-if 'compress=2 bucket=50MiB'
+  xsp predict runs/train --ranks 8 --format json
+  xsp predict fit table.csv                                    from many configurations: see its --help
   xsp predict at batch=64 threads=2                            a configuration that was not recorded
   xsp predict next                                             which configuration to record next
 """
@@ -26,14 +27,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xsp.cli import options, progress
 from xsp.errors import UsageError
 
 if TYPE_CHECKING:
-    from xsp.predict.training import Straggler
+    from xsp.predict.recorded import Recorded
+    from xsp.predict.training import Job, Straggler
+    from xsp.run import Machine
 
 SUMMARY = "predict the time of a training step on N ranks"
 
@@ -41,6 +45,8 @@ PARTS = {"fit": "xsp.cli.predict_fit", "at": "xsp.cli.predict_at", "next": "xsp.
 """Second words that are commands of their own; a run of such a name is ./fit."""
 
 FORMATS = ("table", "json")
+
+ALGORITHMS = ("auto", "ring", "double-tree", "halving-doubling", "recursive-doubling", "binary-tree")
 
 MOST_NUMBERS = 32
 
@@ -95,6 +101,38 @@ def straggler(text: str) -> tuple[float, str]:
     return float(found[1]), found[2] or "one"
 
 
+def factor(text: str) -> float:
+    """Return a factor above 0: 0.5."""
+    if not re.fullmatch(r"\d{1,6}(?:\.\d{1,9})?", text.strip()) or not float(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no factor above 0, such as 0.5 or 2")
+    return float(text)
+
+
+CHANGES: Mapping[str, Callable[[str], Any]] = {
+    "link": str, "algorithm": str, "bucket": size, "batch": options.rows, "accumulate": options.rows,
+    "straggler": straggler, "loader": loader, "on-link": options.rows, "on-disk": options.rows, "compute": factor,
+    "compress": factor,
+}  # fmt: skip
+"""Options with a value that --what-if may change; `sharded` has none."""
+
+
+def change(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a set of changes by option: link=nvlink4 bucket=100MiB sharded."""
+    found: dict[str, Any] = {}
+    for each in text.split():
+        name, equals, value = each.partition("=")
+        known = (name in CHANGES and value) or (name == "sharded" and not equals)
+        if not known or name.replace("-", "_") in found or (value not in ALGORITHMS and name == "algorithm"):
+            raise argparse.ArgumentTypeError(
+                f"{each!r} is no change, or a second one: write OPTION=VALUE of {', '.join(CHANGES)}, or sharded; "
+                "several with spaces between them"
+            )
+        found[name.replace("-", "_")] = CHANGES[name](value) if value else True
+    if not found:
+        raise argparse.ArgumentTypeError("nothing is changed: write OPTION=VALUE, such as link=nvlink4")
+    return " ".join(text.split()), found
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("run", metavar="RUN", help="a run of a training program, or a trace that xsp imports")
@@ -112,7 +150,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algorithm",
         default="auto",
-        choices=("auto", "ring", "double-tree", "halving-doubling", "recursive-doubling", "binary-tree"),
+        choices=ALGORITHMS,
         help="algorithm of the all-reduce (default: auto, the faster of ring and double-tree for each bucket)",
     )
     parser.add_argument(
@@ -145,53 +183,55 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--gradients", type=size, metavar="SIZE", help="bytes of all gradients, for a trace that does not have them"
     )
     parser.add_argument(
-        "--chakra",
-        type=Path,
-        metavar="DIR",
-        help="write the step on the largest number of ranks as Chakra traces, rank.N.et",
+        "--compute",
+        type=factor,
+        default=1.0,
+        metavar="FACTOR",
+        help="factor on the time of all work of a rank (0.5: a device that is twice as fast)",
+    )
+    parser.add_argument(
+        "--compress",
+        type=factor,
+        default=1.0,
+        metavar="FACTOR",
+        help="factor by which gradients are compressed for the link (2: 16 bits instead of 32)",
+    )
+    parser.add_argument(
+        "--what-if",
+        type=change,
+        action="append",
+        default=[],
+        metavar="'OPTION=VALUE …'",
+        help="also predict the largest number of ranks with these other options: link=ethernet-25g, "
+        "'compress=2 bucket=50MiB', sharded; can be repeated",
+    )
+    parser.add_argument(
+        "--kind",
+        metavar="KIND",
+        help="kind of step, by number or name (default: the training steps that take most time)",
+    )
+    parser.add_argument(
+        "--chakra", type=Path, metavar="DIR", help="write the step on the most ranks as Chakra's traces, rank.N.et"
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
 def run(given: argparse.Namespace) -> int:
     """Predict, and show it."""
-    from dataclasses import replace
-
-    from xsp.ingest import load
-    from xsp.predict import collectives, measured, recorded, scaling, text
-    from xsp.predict.collectives import Algorithm
-    from xsp.predict.training import NO_LINK, Job
+    from xsp.predict import collectives, recorded, scaling, text
 
     if given.link is None and max(given.ranks) > 1:
         raise UsageError(
             "several ranks need a link: --link nvlink4, --link 30us,1.2GB/s or a file; "
             f"there are {', '.join(collectives.LINKS)}"
         )
-    trace = load.load(given.run)
-    if given.link == measured.NAME:
-        from xsp.bench.timings import Timings
-
-        link = measured.of(Timings.open(given.timings), trace.run.machine.torch_threads)
-    else:
-        link = NO_LINK if given.link is None else collectives.link(given.link)
-    step = original = recorded.of(trace, given.gradients)
-    if given.batch is not None:
-        step = step.of_batch(given.batch)
-    if given.loader is not None:
-        read, decode, workers = given.loader
-        if isinstance(read, Bytes):
-            from xsp.bench.timings import Timings
-
-            read, told = measured.reading(Timings.open(given.timings), read)
-            step = replace(step, told=(*step.told, told))
-        made = replace(step.work.input, read=read, decode=decode, workers=workers)
-        step = replace(step, work=replace(step.work, input=made))
-    job = Job(
-        1, link, Algorithm(given.algorithm), given.bucket, step.plan if given.bucket is None else None,
-        accumulate=given.accumulate or step.accumulated, sharded=given.sharded, straggler=_straggler(given.straggler),
-        on_link=given.on_link, on_disk=given.on_disk,
-    )  # fmt: skip
-    found = scaling.of(step, job, given.ranks, original)
+    trace = recorded.loaded(given.run, given.kind)
+    original = recorded.of(trace, given.gradients)
+    machine = trace.run.machine
+    step, job = _asked(given, original, machine)
+    others = [(name, argparse.Namespace(**{**vars(given), **changes})) for name, changes in given.what_if]
+    asked = [scaling.Change(name, *_asked(other, original, machine)) for name, other in others]
+    found = scaling.of(step, job, given.ranks, original, asked)
     text.keep(found, given.run)
     if given.chakra is not None:
         files = scaling.to_chakra(found, given.chakra)
@@ -201,6 +241,36 @@ def run(given: argparse.Namespace) -> int:
     else:
         progress.tell(text.page(found))
     return 0
+
+
+def _asked(given: argparse.Namespace, original: Recorded, machine: Machine) -> tuple[Recorded, Job]:
+    """Return the step and the job that options make of a recorded one."""
+    from xsp.predict import collectives, measured
+    from xsp.predict.collectives import Algorithm
+    from xsp.predict.training import NO_LINK, Job
+
+    if given.link == measured.NAME:
+        from xsp.bench.timings import Timings
+
+        link = measured.of(Timings.open(given.timings), machine.torch_threads, machine.cpu)
+    else:
+        link = NO_LINK if given.link is None else collectives.link(given.link)
+    step = original if given.batch is None else original.of_batch(given.batch)
+    step = step.computing(given.compute)
+    if given.loader is not None:
+        read, decode, workers = given.loader
+        told = None
+        if isinstance(read, Bytes):
+            from xsp.bench.timings import Timings
+
+            read, told = measured.reading(Timings.open(given.timings), read)
+        step = step.with_loader(read, decode, workers, told)
+    job = Job(
+        1, link, Algorithm(given.algorithm), given.bucket, step.plan if given.bucket is None else None,
+        accumulate=given.accumulate or step.accumulated, sharded=given.sharded, straggler=_straggler(given.straggler),
+        on_link=given.on_link, on_disk=given.on_disk, compress=given.compress,
+    )  # fmt: skip
+    return step, job
 
 
 def _straggler(given: tuple[float, str]) -> Straggler:

@@ -17,7 +17,7 @@ from xsp.errors import OutputError, UsageError
 from xsp.predict import training
 from xsp.predict.prediction import Predicted
 from xsp.predict.schedule import Cause, Task
-from xsp.predict.training import ALL
+from xsp.predict.training import ALL, Job
 from xsp.version import __version__
 
 SCHEMA = "0.0.4"
@@ -53,6 +53,9 @@ def write(found: Predicted, sizes: Sequence[int], folder: Path) -> int:
     classes = [kind for kind, (count, _) in enumerate(training.classes(job)) for _ in range(count)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        more = next((each.name for each in folder.glob("rank.*.et") if _rank_of(each) >= len(classes)), None)
+        if more is not None:
+            raise OutputError(f"{folder}: {more} of a step on more ranks is there: name another folder")
         contents = {kind: content(found, sizes, kind) for kind in set(classes)}
         for rank, kind in enumerate(classes):
             with atomic.written(folder / f"rank.{rank}.et", flush=False) as beside:
@@ -60,6 +63,11 @@ def write(found: Predicted, sizes: Sequence[int], folder: Path) -> int:
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from error
     return len(classes)
+
+
+def _rank_of(file: Path) -> int:
+    number = file.name.split(".")[1]
+    return int(number) if number.isascii() and number.isdecimal() else -1
 
 
 def content(found: Predicted, sizes: Sequence[int], kind: int) -> bytes:
@@ -77,7 +85,7 @@ def content(found: Predicted, sizes: Sequence[int], kind: int) -> bytes:
     for place, number in numbers.items():
         needs = sorted(numbers[each] for each in _before(schedule.tasks, place, numbers.keys()))
         start = schedule.starts[place] - begin
-        parts.append(_delimited(_node(number, schedule.tasks[place], start, needs, sizes)))
+        parts.append(_delimited(_node(number, schedule.tasks[place], start, needs, sizes, found.job)))
     return b"".join(parts)
 
 
@@ -103,7 +111,7 @@ def _metadata(found: Predicted) -> bytes:
                      _text(_META_ATTR, _attribute("predicted_step_s", found.step))])  # fmt: skip
 
 
-def _node(number: int, task: Task, start: float, needs: Sequence[int], sizes: Sequence[int]) -> bytes:
+def _node(number: int, task: Task, start: float, needs: Sequence[int], sizes: Sequence[int], job: Job) -> bytes:
     sends = task.cause is Cause.COMMUNICATION
     parts = [
         _number(_ID, number), _text(_NAME, task.name), _number(_TYPE, COMM_COLL_NODE if sends else COMP_NODE),
@@ -115,7 +123,8 @@ def _node(number: int, task: Task, start: float, needs: Sequence[int], sizes: Se
     }  # fmt: skip
     if sends:
         what, _, bucket = task.name.partition(" ")
-        attributes |= {"comm_type": _KINDS[what], "comm_size": sizes[int(bucket)]}
+        size = sizes[int(bucket)] if what == "all-gather" else training.sent_bytes(sizes[int(bucket)], job)
+        attributes |= {"comm_type": _KINDS[what], "comm_size": size}
     return b"".join([*parts, *(_text(_ATTR, _attribute(name, value)) for name, value in attributes.items())])
 
 

@@ -95,9 +95,9 @@ LINKS = {
 """Links by name. Rates are of one direction and one device; a program reaches less."""
 
 _TIME = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(s|ms|us|µs|ns)?", re.IGNORECASE)
-_RATE = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(?:([kmg]?)(i?)(b)(?:/s|ps|yte/s)|([kmg])(bit/s))?", re.IGNORECASE)
+_RATE = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(?:([kmgt]?)(i?)(b)(?:/s|ps|yte/s)|([kmgt])(bit/s))?", re.IGNORECASE)
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_POWER = {"": 0, "k": 1, "m": 2, "g": 3}
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def link(text: str) -> Link:
@@ -115,7 +115,7 @@ def link(text: str) -> Link:
         alpha, *rates = (part.strip() for part in text.split(","))
         if len(rates) > 2:
             raise UsageError(f"{text!r} has {1 + len(rates)} parts; write ALPHA,BETA or ALPHA,BETA,GAMMA: 5us,10GB/s")
-        if alpha == "0" and rates == ["0"]:
+        if rates == ["0"] and not _time(alpha):
             return Link(text, 0.0, 0.0)  # a link that costs nothing
         adding = _per_byte(rates[1]) if rates[1:] and rates[1] != "0" else 0.0
         return Link(text, _time(alpha), _per_byte(rates[0]), adding)

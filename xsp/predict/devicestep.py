@@ -17,11 +17,13 @@ from xsp.analyses.collectives import COLLECTIVES, why_none
 from xsp.analyses.devicework import SKEW_NS, prepare
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
+from xsp.predict.backwardorder import Call, in_order
 from xsp.predict.buckets import Buckets
 from xsp.predict.hoststep import Lane
-from xsp.predict.training import Call, Layer, in_order
+from xsp.predict.training import Layer
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
+from xsp.store.views import FULL_NAME
 
 END_NS = 1 << 62
 """After everything."""
@@ -156,7 +158,8 @@ def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
         WITH mine AS (
             SELECT *, min(device) OVER () AS lowest FROM device_work WHERE rank = {trace.rank}
         ), layer AS (
-            SELECT rank, trace_id, span_id, name, layer_index FROM spans WHERE level = {int(Level.LAYER)}
+            SELECT rank, trace_id, span_id, {FULL_NAME.format("spans")} AS name, layer_index
+            FROM spans WHERE level = {int(Level.LAYER)}
         ), phased AS (
             SELECT rank, trace_id, span_id, phase FROM spans WHERE level = {int(Level.KERNEL)}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,31 @@ from xsp.run import Run
 from xsp.store.iterations import iterations
 
 MOST_RUNS = 5_000
-_OF_XSP = {"out", "repeats", "levels", "overwrite", "seed", "budget", "quiet", "steps", "warmup", "device", "overhead"}
+_OF_XSP = {"out", "repeats", "levels", "overwrite", "seed", "budget", "quiet", "steps", "step", "warmup", "device",
+           "overhead"}  # fmt: skip
 """Options that say how a run is recorded, and nothing of what it computes."""
+
+_OF_LAUNCHERS = re.compile(
+    r"n(proc|odes|node|um)[-_].*|nnodes|(node|machine)[-_]rank|(master|main)[-_].*|rdzv[-_].*|standalone|module|"
+    r"run[-_]path|log[-_]dir|max[-_]restarts|start[-_]method"
+)
+"""Those that say how ranks are started; how many there are is a factor of its own."""
+
+GIVEN, NOT_GIVEN = "yes", "no"
+"""The value of an option without one, and of one that other runs were given."""
 
 
 def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Return the rows of tables and runs, and what was left out.
 
     Of a run: `model`, `batch`, `ranks`, `threads`, `cpu`, `device` and each option `--name value` of its program, with
-    `step_s`.
+    `step_s`. An option without a value is "yes", and "no" of the runs that have it not.
 
     Raises:
         UsageError: nothing can be read, or there is too much.
     """
     found: list[dict[str, Any]] = []
+    of_runs: list[dict[str, Any]] = []
     left: list[str] = []
     count = 0
     for source in sources:
@@ -43,9 +55,12 @@ def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]
             if count > MOST_RUNS:
                 raise UsageError(f"more than {MOST_RUNS:,} runs: write their times into a table first")
             try:
-                found.append(row(run))
+                of_runs.append(row(run))
             except XspError as error:
                 left.append(f"{run} is left out: {error}")
+    names = {name: {each[name] for each in of_runs if name in each} for each in of_runs for name in each}
+    switches = dict.fromkeys((name for name, values in names.items() if values == {GIVEN}), NOT_GIVEN)
+    found += [{**switches, **each} for each in of_runs]
     if not found:
         raise UsageError(left[0] if left else f"there are no rows; {configurations.SHAPES}")
     if len(found) > configurations.MOST_ROWS:
@@ -92,8 +107,8 @@ def _options(run: Run) -> dict[str, str]:
     found: dict[str, str] = {}
     for word, after in zip(words, [*words[1:], "--"], strict=True):
         name, _, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or not name or name in _OF_XSP:
+        if not word.startswith("--") or not name or name in _OF_XSP or _OF_LAUNCHERS.fullmatch(name):
             continue
-        value = value or ("yes" if after.startswith("-") else after)
+        value = value or (GIVEN if after.startswith("-") else after)
         found[name] = value
     return found

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from xsp.analyses.answers import Answers
 from xsp.analyses.phases import BACKWARD, BETWEEN, DATA, FORWARD, OPTIMIZER, REST
 from xsp.errors import AnalysisError
-from xsp.predict.training import Call, Layer, in_order
+from xsp.predict.backwardorder import Call, in_order
+from xsp.predict.training import Layer
 from xsp.schema import Kind, Level, Rule
 from xsp.store.trace import Trace
-from xsp.store.views import LAYERS, NS
+from xsp.store.views import FULL_NAME, LAYERS, NS
 
 Lane = tuple[tuple[float, float], ...]
 """When something ran in the recorded step, in seconds from its beginning."""
@@ -102,7 +103,7 @@ def _layers(trace: Trace) -> list[dict[str, Any]]:
             SELECT parent_id, sum(ns) AS ns, list([stretch, ns] ORDER BY stretch) AS stretches
             FROM stretched GROUP BY parent_id
         )
-        SELECT layers.name AS name, leaf, self_ns::DOUBLE AS own_ns, backward.ns AS backward_ns,
+        SELECT {FULL_NAME.format("layers")} AS name, leaf, self_ns::DOUBLE AS own_ns, backward.ns AS backward_ns,
                coalesce(stretches, []) AS stretches
         FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id ORDER BY layer_index, start_ns
         """
@@ -111,7 +112,7 @@ def _layers(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float, batches: int) -> tuple[Layer, ...]:
-    """Return the layers, batch by batch, with the backward pass of each batch as recorded (`training.in_order`).
+    """Return the layers, batch by batch, with the backward pass of each batch as recorded (`backwardorder.in_order`).
 
     Without recorded operators modules that call no others share the backward pass, since nothing tells when the others
     do their part of it.

@@ -53,6 +53,14 @@ class Measured:
     """As the link had them when it was measured: another link's over these scale what curves say."""
 
     cores: int | None = None
+    threads: int = 1
+    """Of each rank, as the run had them."""
+
+    timed_threads: int = 1
+    """Of each rank when the curves were timed."""
+
+    other_cpu: str | None = None
+    """The processor of the run, if it is not that of this machine."""
 
     def seconds(self, what: str, over: Link, ranks: int, size: float) -> float:
         """Return what a collective takes.
@@ -77,14 +85,30 @@ class Measured:
 
     def at(self, ranks: int) -> Sharing:
         """Return what so many ranks take from each other; nothing for one rank, or what was not timed."""
-        return self.sharing.get(ranks, Sharing(1.0, 1.0, 0.0, 0.0)) if ranks > 1 else Sharing(1.0, 1.0, 0.0, 0.0)
+        return self.sharing.get(ranks, ALONE) if ranks > 1 else ALONE
+
+    def tells(self, what: str, ranks: int) -> bool:
+        """Return whether a collective was timed with so many ranks, of which one needs none."""
+        return ranks == 1 or (what, ranks) in self.shapes
+
+    def crowded(self, ranks: int) -> bool:
+        """Return whether so many ranks have more threads than there are cores."""
+        return bool(self.cores) and ranks * self.threads > (self.cores or 0)
 
     def notes(self, ranks: Sequence[int], largest: float) -> list[str]:
         """Return what is to be known of it for some numbers of ranks, and the largest bucket in bytes."""
-        found = [
-            "The link is this machine: its ranks share cores, and loopback is no network; on several machines it would "
-            "be another one."
-        ]
+        found = ["The link is this machine, and loopback is no network; on several machines it would be another one."]
+        if self.other_cpu is not None:
+            found.append(
+                f"The run was recorded on {self.other_cpu}, which is not the processor here: ranks here would compute "
+                "at another speed."
+            )
+        if self.threads != self.timed_threads and max(ranks) > 1:
+            found.append(
+                f"The run has {_threads(self.threads)}, ranks were timed with {self.timed_threads}: how much longer "
+                f"they compute at once is at least what their cores make it. `xsp bench collectives --threads "
+                f"{self.threads}` times them so; under torchrun a rank has one thread, unless OMP_NUM_THREADS is set."
+            )
         for count in ranks:
             if count == 1:
                 continue
@@ -92,8 +116,8 @@ class Measured:
             if shared is None:
                 found.append(f"How much longer {count} ranks compute at once was not measured, and is left out.")
                 continue
-            over = bool(self.cores) and count > (self.cores or 0)
-            more = f"Cores are shared: {count} ranks have {self.cores}. " if over else ""
+            of = f" of {_threads(self.threads)}" if self.threads > 1 else ""
+            more = f"Cores are shared: {count} ranks{of} have {self.cores}. " if self.crowded(count) else ""
             found.append(
                 f"{more}{count} ranks at once: products take {shared.computing:.2f} times as long, copies "
                 f"{shared.copying:.2f}; each second of collectives beside computing costs both {shared.lost:.2f} s."
@@ -107,20 +131,31 @@ class Measured:
         return found
 
 
-def of(timings: Timings, threads: int | None = None) -> Link:
+ALONE = Sharing(1.0, 1.0, 0.0, 0.0)
+"""A rank that shares its cores with none."""
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count != 1)}"
+
+
+def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> Link:
     """Return the link that the table has of this machine.
 
     Args:
         timings: with collectives.
-        threads: of each rank; one unless told otherwise, or if there are none with so many.
+        threads: of each rank; one unless told otherwise. If none was timed with so many, curves are those of ranks
+            with one, and ranks compute at least as much more slowly as their threads have too few cores.
+        cpu: the processor of the run, if known.
 
     Raises:
         UsageError: no all-reduce was timed.
     """
     found = transfers.curves(each for each in timings if each.runtime == COLLECTIVES)
     own = [each for each in found if each.threads == (threads or 1)]
+    timed_threads = threads or 1
     if not any(each.family.name == "all_reduce" for each in own):
-        own = [each for each in found if each.threads == 1]
+        own, timed_threads = [each for each in found if each.threads == 1], 1
     shapes = {(each.family.name, each.ranks): each.shape for each in own if each.shape is not None}
     reduced = sorted(ranks for name, ranks in shapes if name == "all_reduce")
     if not reduced:
@@ -129,10 +164,14 @@ def of(timings: Timings, threads: int | None = None) -> Link:
         )
     first = shapes["all_reduce", reduced[0]]
     alpha, beta = first.alpha.value, first.beta.value
-    cores = timings.environment.equal.get("cores")
-    known = cores if isinstance(cores, int) and cores > 0 else None
-    sharing = {ranks: each for ranks in reduced if (each := _sharing(own, ranks, known)) is not None}
-    held = Measured(shapes, sharing, alpha, beta, known)
+    known = timings.cores
+    crowd = {ranks: max(1.0, ranks * min(threads or 1, known) / known if known else 1.0) for ranks in reduced}
+    sharing = {
+        ranks: each for ranks in reduced if (each := _sharing(own, ranks, timed_threads, crowd[ranks])) is not None
+    }
+    here = timings.environment.equal.get("cpu")
+    other = cpu if cpu and here and cpu != here else None
+    held = Measured(shapes, sharing, alpha, beta, known, threads or 1, timed_threads, other)
     source = f"gloo on this machine, all-reduce of {reduced[0]} ranks (xsp bench collectives)"
     return Link(NAME, alpha, beta, source=source, measured=held)
 
@@ -165,10 +204,10 @@ def reading(timings: Timings, size: int) -> tuple[float, str]:
     return max(0.0, shape.seconds(size)), told
 
 
-def _sharing(found: Sequence[Curve], ranks: int, cores: int | None) -> Sharing | None:
-    """Return what ranks take from each other; with more than cores at least what sharing these takes."""
-    computing = transfers.together(found, "together-product", ranks)
-    copying = transfers.together(found, "together-copy", ranks)
+def _sharing(found: Sequence[Curve], ranks: int, threads: int, least: float) -> Sharing | None:
+    """Return what ranks take from each other; computing and copying take at least so many times as long as alone."""
+    computing = transfers.together(found, "together-product", ranks, threads)
+    copying = transfers.together(found, "together-copy", ranks, threads)
     if computing is None or copying is None:
         return None
     took = {(each.family.name, each.ranks): each for each in found}
@@ -182,7 +221,6 @@ def _sharing(found: Sequence[Curve], ranks: int, cores: int | None) -> Sharing |
             both = (timing.trimmed_ns or 0.0) / 1e9
             if min(alone) > 0:
                 lost.append(min(1.0, max(0.0, (both - max(alone)) / min(alone))))
-    least = max(1.0, ranks / cores if cores else 1.0)
     return Sharing(
         max(least, computing), max(least, copying), copied / transfers.COPIED, statistics.median(lost) if lost else 0.0
     )

@@ -6,6 +6,7 @@ what it is made of. What the run does not tell is said, and no figure is made up
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -13,13 +14,16 @@ from typing import NamedTuple
 from xsp.advise import steptime
 from xsp.analyses.answers import Answers
 from xsp.errors import AnalysisError, UsageError
-from xsp.predict import devicestep, hoststep
+from xsp.ingest import load
+from xsp.predict import devicestep, gradients, hoststep
 from xsp.predict.buckets import Buckets
 from xsp.predict.hoststep import Lane
 from xsp.predict.training import Input, Layer, Work
 from xsp.schema import Level
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
+
+WAITED = "a loader's workers: waiting for data is taken as it was, --loader says what it is made of"
 
 UNEQUAL = 0.02
 """By so much, as a share, the parts of a step may exceed it without a word."""
@@ -62,6 +66,9 @@ class Recorded:
     exposed: float = 0.0
     """Sums of gradients of the run with nothing beside them."""
 
+    frozen: int = 0
+    """Bytes of parameters that take no gradient, as far as the run tells."""
+
     def of_batch(self, batch: int) -> Recorded:
         """Return the step with another number of samples, as if each took the same time in any batch.
 
@@ -76,6 +83,20 @@ class Recorded:
             self, work=self.work.scaled(factor, 1.0, factor), samples=float(batch), unknown=(*self.unknown, told)
         )
 
+    def computing(self, factor: float) -> Recorded:
+        """Return the step with passes, update and other work that take so many times as long."""
+        told = f"what computes so much faster or slower: all work of a rank is taken to last {factor:g} times as long"
+        work = self.work.scaled(factor, factor)
+        return replace(self, work=work, unknown=(*self.unknown, told)) if factor != 1.0 else self
+
+    def with_loader(self, read: float, decode: float, workers: int, told: str | None = None) -> Recorded:
+        """Return the step with a loader in place of the recorded wait for data; times are of a batch."""
+        given = replace(self.work.input, read=read, decode=decode, workers=workers)
+        return replace(
+            self, work=replace(self.work, input=given), told=(*self.told, *([told] if told else [])),
+            unknown=tuple(each for each in self.unknown if each != WAITED),
+        )  # fmt: skip
+
 
 class Parts(NamedTuple):
     """A step in seconds, before layers are known by name."""
@@ -87,12 +108,33 @@ class Parts(NamedTuple):
     copy: float
 
 
-def of(trace: Trace, gradients: int | None = None) -> Recorded:
+def loaded(place: str, kind: str | None = None) -> Trace:
+    """Return the trace of a run or of a file, of a kind of step that trains if it has one.
+
+    Args:
+        place: as of `xsp.load`.
+        kind: of step, by number or name; else that of the run with most time, of those that train if there are any.
+
+    Raises:
+        XspError: as `xsp.load`.
+    """
+    trace = load.load(place, kind=kind)
+    trains = {each.kind for each in trace.run.kinds if each.training}
+    if kind is not None or not trains or trace.kind is None or trace.kind in trains:
+        return trace
+    for each in iterations(trace.con):
+        if each.kind in trains:
+            with contextlib.suppress(UsageError):  # of which no step was recorded
+                return load.load(place, kind=each.kind)
+    return trace
+
+
+def of(trace: Trace, stated: int | None = None) -> Recorded:
     """Return the step of a trace.
 
     Args:
         trace: trace of a training program; the figures are those of its lowest rank.
-        gradients: bytes of all gradients, for a trace without the sizes of parameters.
+        stated: bytes of all gradients, for a trace without the sizes of parameters.
 
     Raises:
         AnalysisError: the trace has no backward pass, or the bytes of the gradients are unknown.
@@ -104,6 +146,9 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
     plan = None
     lasted: tuple[float, ...] = ()
     batches = 1
+    if len(trace.run.kinds) > 1:
+        name = next((each.name for each in trace.run.kinds if each.kind == trace.kind), None)
+        told.append(f"kind of step: {name}, one of {len(trace.run.kinds)} of the run; --kind takes another")
     on_device = trace.has(Level.KERNEL)
     loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
     if on_device:
@@ -121,16 +166,16 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
         unknown += host.unknown
         lanes, exposed, batches = host.lanes, host.exposed, host.batches
         parts = Parts(host.layers, host.update, host.other, host.data, 0.0)
-    layers, of_modules = _with_gradients(trace, parts.layers, unknown)
-    if gradients is not None and (of_modules or plan is not None):
+    layers, of_modules = parts.layers, gradients.of_modules(trace, parts.layers, unknown)
+    if stated is not None and (of_modules is not None or plan is not None):
         raise UsageError(f"{trace.name} tells the sizes of its gradients: omit --gradients")
-    if of_modules:
-        plan, lasted = None, ()
-        told.append("gradients: the parameters of each module, as recorded")
+    if of_modules is not None:
+        layers, plan, lasted = of_modules.layers, None, ()
+        told.append(of_modules.told)
     elif plan is not None:
         told.append("gradients: the all-reduces that the trace has, with their sizes")
-    elif gradients is not None:
-        layers = _spread(layers, gradients)
+    elif stated is not None:
+        layers = gradients.spread(layers, stated)
         told.append("gradients: as stated, spread over the backward pass in proportion to time")
     else:
         raise AnalysisError(
@@ -138,14 +183,17 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
             "bytes of all gradients, --gradients 100MB"
         )
     work = _fitting(parts._replace(layers=layers), step - exposed, unknown)
-    work, batches = _of_one_batch(work, batches)
+    passes = batches
+    work, batches = _of_one_batch(work, passes)
+    if batches < passes:
+        unknown.append(f"how the {passes} batches of an update differ: the step is taken as one batch of their size")
     if batches > 1:
         told.append(
             f"the run accumulates the gradients of {batches} batches: they travel in the last one's backward pass, as "
             "within DistributedDataParallel.no_sync(); without that they travel in each"
         )
     if parts.data:
-        unknown.append("a loader's workers: waiting for data is taken as it was, --loader says what it is made of")
+        unknown.append(WAITED)
     samples = loop.samples if loop is not None and loop.samples else trace.run.batch_size
     if not samples:
         unknown.append("samples of a step")
@@ -154,7 +202,7 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
     return Recorded(
         trace.name, work, step, ends, _ranks(trace),
         samples / batches if samples else None, plan, tuple(told), tuple(unknown), lanes, batches,
-        lasted, exposed,
+        lasted, exposed, of_modules.frozen if of_modules is not None else 0,
     )  # fmt: skip
 
 
@@ -204,64 +252,6 @@ def _of_one_batch(work: Work, batches: int) -> tuple[Work, int]:
     )  # fmt: skip
     given = replace(work.input, read=work.input.read / batches, copy=work.input.copy / batches)
     return Work(layers, work.update, work.other / batches, given), batches
-
-
-# --- gradients ---------------------------------------------------------------------------------------------------
-
-
-def _with_gradients(trace: Trace, layers: tuple[Layer, ...], unknown: list[str]) -> tuple[tuple[Layer, ...], bool]:
-    """Return the layers with the bytes of their own parameters, and whether the trace tells any.
-
-    A module that is called several times has its gradient when the backward pass of its first call has ended.
-    """
-    rows = trace.sql(
-        f"""
-        WITH called AS (
-            SELECT span_id, name, param_bytes, layer_index, depth, parent_id FROM merged
-            WHERE level = {int(Level.LAYER)} AND param_bytes IS NOT NULL
-        ), inside AS (
-            SELECT outer_name, sum(param_bytes) AS bytes FROM (
-                SELECT DISTINCT up.name AS outer_name, called.name, called.param_bytes
-                FROM called JOIN merged direct ON direct.span_id = called.parent_id
-                JOIN called up ON up.span_id = direct.layer_id WHERE up.name <> called.name
-            ) GROUP BY outer_name
-        )
-        SELECT name, greatest(max(param_bytes) - coalesce(any_value(inside.bytes), 0), 0)::BIGINT,
-               max(param_bytes) FILTER (coalesce(depth, 0) = 0)::BIGINT, min(layer_index)
-        FROM called LEFT JOIN inside ON inside.outer_name = called.name GROUP BY name ORDER BY min(layer_index)
-        """
-    ).fetchall()
-    own = {name: int(size) for name, size, _, _ in rows}
-    whole = sum(int(size or 0) for _, _, size, _ in rows)
-    excess = sum(own.values()) - whole
-    if excess > 0:
-        tied = next((name for name, size, _, _ in reversed(rows) if int(size) == excess), None)
-        if tied is not None:
-            own[tied] = 0  # it shares them with a module before it, in whose backward pass they arrive
-        else:
-            unknown.append(f"{excess:,} bytes of parameters that modules share count twice")
-    if not any(own.values()):
-        return layers, False
-    absent = sum(1 for each in layers if each.name not in own)
-    if absent:
-        unknown.append(f"parameters of {absent} of {len(layers)} calls of modules")
-    unknown.append("parameters that are frozen: each is taken to have a gradient of its own size, one for each module")
-    left = dict(own)
-    if len(layers) == 1 and layers[0].name not in own:
-        return (replace(layers[0], gradients=(sum(own.values()),)),), True
-    found = []
-    for layer in layers:
-        size = left.pop(layer.name, 0)
-        found.append(replace(layer, gradients=(size,) if size else ()))
-    return tuple(found), True
-
-
-def _spread(layers: tuple[Layer, ...], gradients: int) -> tuple[Layer, ...]:
-    whole = sum(each.backward for each in layers)
-    return tuple(
-        replace(each, gradients=(round(gradients * (each.backward / whole if whole else 1 / len(layers))),))
-        for each in layers
-    )
 
 
 def _fitting(parts: Parts, step: float, unknown: list[str]) -> Work:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from xsp.predict import chakra, prediction, training
+from xsp.predict.collectives import Link
 from xsp.predict.prediction import Predicted, Worth
 from xsp.predict.recorded import Recorded
-from xsp.predict.training import Job, Work
+from xsp.predict.training import NO_LINK, Job, Work
 
 LIMITS = (
     "No figure of several devices is measured here: the step of one rank is put together with what a link is said to "
@@ -35,6 +37,23 @@ class Point:
     """The step of one rank over this one: the share of perfect scaling, with the same batch on each rank."""
 
 
+class Change(NamedTuple):
+    """What is asked about: a job that differs from the one asked for."""
+
+    name: str
+    recorded: Recorded
+    job: Job
+
+
+class Changed(NamedTuple):
+    """A change on the largest number of ranks."""
+
+    name: str
+    point: Point
+    faster: float
+    """The samples of a second over those without the change, less 1."""
+
+
 @dataclass(frozen=True)
 class Scaling:
     """The answer of `xsp predict`."""
@@ -45,17 +64,31 @@ class Scaling:
     worth: tuple[Worth, ...]
     """What each constant is worth on the largest number of ranks."""
 
-    check: Predicted
-    """The step as it was recorded, predicted."""
+    check: Predicted | None
+    """The step as it was recorded, predicted; None where the link tells nothing of so many ranks."""
 
     rebuilt: Predicted | None
     """The same with each collective as long as it was; None where the run does not tell."""
 
-    measured: float
-    """What that step took."""
+    changed: tuple[Changed, ...]
+    """What changes would make of it, in the order in which they were asked about."""
+
+    original: Recorded
+    """The step of the run, before anything of it was changed."""
+
+    @property
+    def measured(self) -> float:
+        """What the recorded step took."""
+        return self.original.step
 
 
-def of(recorded: Recorded, job: Job, ranks: Sequence[int], original: Recorded | None = None) -> Scaling:
+def of(
+    recorded: Recorded,
+    job: Job,
+    ranks: Sequence[int],
+    original: Recorded | None = None,
+    changes: Sequence[Change] = (),
+) -> Scaling:
     """Return what a step takes on each number of ranks.
 
     Args:
@@ -63,43 +96,66 @@ def of(recorded: Recorded, job: Job, ranks: Sequence[int], original: Recorded | 
         job: everything but the ranks.
         ranks: how many.
         original: the step before anything of it was changed, which is held against what was measured.
+        changes: what else is asked about, on the largest number of ranks.
     """
     original = original or recorded
-    one = prediction.predict(recorded.work, replace(job, ranks=1, plan=None, straggler=type(job.straggler)()))
+    alone = replace(job, ranks=1, plan=None, straggler=type(job.straggler)())
+    one = prediction.predict(sharing_cores(recorded, alone), alone)
     points = tuple(_point(recorded, replace(job, ranks=each), one.step) for each in sorted(set(ranks)))
     largest = replace(job, ranks=max(ranks))
     bare = Job(
         recorded.ranks, job.link, job.algorithm, job.bucket, job.plan, accumulate=original.accumulated,
         on_link=job.on_link,
     )  # fmt: skip
-    check = prediction.predict(original.work, bare)
-    worth = tuple(prediction.worth(sharing_cores(recorded.work, largest), largest))
+    check = prediction.predict(original.work, bare) if _tells(job.link, original.ranks) else None
+    worth = tuple(prediction.worth(sharing_cores(recorded, largest), largest))
     rebuilt = None
     if original.lasted and original.ranks > 1:
         own = Job(original.ranks, plan=original.plan, lasting=original.lasted, accumulate=original.accumulated)
         rebuilt = prediction.predict(original.work, own)
-    return Scaling(recorded, job, points, worth, check, rebuilt, original.step)
+    changed = tuple(_changed(each, points[-1], job.accumulate) for each in changes)
+    return Scaling(recorded, job, points, worth, check, rebuilt, changed, original)
+
+
+def _changed(asked: Change, before: Point, batches: int) -> Changed:
+    """Return what a change makes of the step; a step of more samples may last longer and yet be faster."""
+    alone = replace(asked.job, ranks=1, plan=None, straggler=type(asked.job.straggler)())
+    one = prediction.predict(sharing_cores(asked.recorded, alone), alone)
+    point = _point(asked.recorded, replace(asked.job, ranks=before.ranks), one.step)
+    if point.samples_per_s and before.samples_per_s:
+        return Changed(asked.name, point, point.samples_per_s / before.samples_per_s - 1)
+    steps = before.found.step / point.found.step if point.found.step else 1.0
+    return Changed(asked.name, point, steps * asked.job.accumulate / batches - 1)
 
 
 def to_chakra(found: Scaling, folder: Path) -> int:
     """Write the step on the largest number of ranks as execution traces, and return how many (see `chakra.write`)."""
     job = found.points[-1].found.job
-    step = prediction.predict(sharing_cores(found.recorded.work, job), job, fine=True)
+    step = prediction.predict(sharing_cores(found.recorded, job), job, fine=True)
     arrivals = found.recorded.work.arrivals
     plan = training.plan_of(found.recorded.work, job) if job.ranks > 1 else ()
     return chakra.write(step, [sum(arrivals[each] for each in bucket) for bucket in plan], folder)
 
 
-def sharing_cores(work: Work, job: Job) -> Work:
-    """Return the step of a rank that shares cores with the others, where the link was measured on such."""
-    if job.link.measured is None:
-        return work
-    shared = job.link.measured.at(job.ranks)
-    return work.scaled(computing=shared.computing, update=shared.copying)
+def sharing_cores(recorded: Recorded, job: Job) -> Work:
+    """Return the step of a rank that shares cores with the others, where the link was measured on such.
+
+    What ranks took from each other when the step was recorded is in it already.
+    """
+    held = job.link.measured
+    if held is None:
+        return recorded.work
+    now, then = held.at(job.ranks), held.at(recorded.ranks)
+    return recorded.work.scaled(computing=now.computing / then.computing, update=now.copying / then.copying)
+
+
+def _tells(link: Link, ranks: int) -> bool:
+    """Return whether a link tells what the collectives of so many ranks take."""
+    return ranks == 1 or (link is not NO_LINK if link.measured is None else link.measured.tells("all_reduce", ranks))
 
 
 def _point(recorded: Recorded, job: Job, alone: float) -> Point:
-    work = sharing_cores(recorded.work, job)
+    work = sharing_cores(recorded, job)
     found = prediction.predict(work, job)
     low = high = None
     if recorded.ends is not None and recorded.step:

@@ -13,7 +13,7 @@ from xsp.advise.text import duration
 from xsp.predict import prediction, training
 from xsp.predict.hoststep import Lane
 from xsp.predict.prediction import EXPOSED, PARTS, WAITING
-from xsp.predict.scaling import LIMITS, Point, Scaling, sharing_cores
+from xsp.predict.scaling import LIMITS, Changed, Point, Scaling, sharing_cores
 from xsp.predict.schedule import Cause, Schedule
 from xsp.predict.training import ALL
 from xsp.scrub import plain
@@ -30,7 +30,7 @@ _SHORT = {EXPOSED: "exposed", WAITING: "waiting", str(Cause.SERVING): "serving"}
 def page(found: Scaling) -> str:
     """Return what a step takes on each number of ranks, what it waits for, and what would be worth most."""
     recorded, job = found.recorded, found.job
-    samples = f", {recorded.samples:g} samples on each" if recorded.samples else ""
+    samples = f", {found.original.samples:g} samples on each" if found.original.samples else ""
     about = f"{_interval(recorded.step, recorded.ends)} a step"
     lines = wrapped(f"{plain(recorded.name)}: {about}, recorded on {_count(recorded.ranks, 'rank')}{samples}", "  ")
     lines += wrapped(f"link   {plain(job.link.about)}", "       ")
@@ -54,6 +54,9 @@ def page(found: Scaling) -> str:
              f"{100 * each.if_halved / step:.1f} %"] for each in found.worth
         )  # fmt: skip
         lines += ["", f"what to buy, on {_count(last.ranks, 'rank')}", *columns(head, rows, left=1)]
+    if found.changed:
+        heads = ("what if", "step", "from", "to", "samples/s", "faster")
+        lines += ["", f"on {_count(found.points[-1].ranks, 'rank')}", *columns(heads, map(_if, found.changed), left=1)]
     lines += [
         "",
         *listed("from", recorded.told),
@@ -72,7 +75,7 @@ def as_json(found: Scaling) -> dict[str, Any]:
         "name": plain(recorded.name),
         "recorded": {
             "step_s": recorded.step, "low_s": low, "high_s": high, "ranks": recorded.ranks,
-            "samples": recorded.samples, "gradient_bytes": sum(recorded.work.arrivals),
+            "samples": found.original.samples, "gradient_bytes": sum(recorded.work.arrivals),
             "layers": len(recorded.work.layers),
         },
         "link": {
@@ -81,8 +84,9 @@ def as_json(found: Scaling) -> dict[str, Any]:
         },
         "job": {
             "algorithm": str(job.algorithm), "bucket_bytes": job.bucket, "accumulate": job.accumulate,
-            "sharded": job.sharded, "ranks_on_a_link": job.on_link, "ranks_on_a_disk": job.on_disk,
-            "straggler": {"factor": job.straggler.factor, "who": str(job.straggler.who)},
+            "samples": recorded.samples, "sharded": job.sharded, "ranks_on_a_link": job.on_link,
+            "ranks_on_a_disk": job.on_disk,
+            "compress": job.compress, "straggler": {"factor": job.straggler.factor, "who": str(job.straggler.who)},
         },
         "ranks": [
             {
@@ -98,7 +102,17 @@ def as_json(found: Scaling) -> dict[str, Any]:
             {"constant": each.constant, "saves_s_if_halved": each.if_halved, "saves_s_per_percent": each.per_percent}
             for each in found.worth
         ],
-        "check": {"predicted_s": found.check.step, "recorded_s": found.measured, "ranks": recorded.ranks},
+        "what_if": [
+            {
+                "change": plain(each.name), "step_s": each.point.found.step, "low_s": each.point.low,
+                "high_s": each.point.high, "samples_per_s": each.point.samples_per_s, "faster": each.faster,
+                "bound_by": each.point.found.bound_by,
+            }
+            for each in found.changed
+        ],
+        "check": None if found.check is None else {
+            "predicted_s": found.check.step, "recorded_s": found.measured, "ranks": recorded.ranks
+        },
         "rebuilt": None if found.rebuilt is None else {
             "predicted_s": found.rebuilt.step, "exposed_s": found.rebuilt.parts[EXPOSED],
             "recorded_s": found.measured, "recorded_exposed_s": recorded.exposed,
@@ -120,8 +134,12 @@ def _job(found: Scaling) -> str:
     parts = [f"{gradients / 1e6:.4g} MB of gradients {cut}", f"all-reduce by {job.algorithm}"]
     if job.sharded:
         parts[1] = "sharded: all-gather twice and reduce-scatter, on a ring"
+    if job.compress != 1.0:
+        parts.append(f"gradients travel in {job.compress:g} times fewer bytes")
     if job.accumulate > 1:
         parts.append(f"{job.accumulate} batches an update")
+    if recorded.samples != found.original.samples:
+        parts.append(f"batches of {recorded.samples:g} samples")
     if job.straggler.factor != 1.0:
         who = {"one": "one rank", "turns": "each rank in turn", "together": "one step of N, on all ranks at once,"}
         parts.append(f"{who[str(job.straggler.who)]} takes {job.straggler.factor:g} times as long")
@@ -141,8 +159,19 @@ def _notes(found: Scaling) -> list[str]:
         notes = held.notes([each.ranks for each in found.points], largest)
     if found.job.link.quoted:
         notes.insert(0, "The constants of the link are quoted from its makers, not measured; programs reach less.")
-    apart = round(100 * (found.check.step / found.measured - 1), 1) + 0.0 if found.measured else 0.0  # no "-0.0"
-    if found.recorded.ranks == 1:
+    if found.job.sharded and found.recorded.frozen:
+        notes.append(
+            f"{found.recorded.frozen / 1e6:.4g} MB of parameters are frozen; ranks would gather them too, which is "
+            "left out."
+        )
+    measured = found.measured or math.inf
+    apart = 0.0 if found.check is None else round(100 * (found.check.step / measured - 1), 1) + 0.0  # no "-0.0"
+    if found.check is None:
+        notes.append(
+            f"No check: the run has {_count(found.recorded.ranks, 'rank')}, and nothing says what those take over "
+            f"{'no link' if found.job.link is training.NO_LINK else 'this link'}."
+        )
+    elif found.recorded.ranks == 1:
         notes.append(f"Check: put together again, the recorded step is {apart:+.1f} % from what was measured.")
     else:
         notes.append(
@@ -150,7 +179,7 @@ def _notes(found: Scaling) -> list[str]:
             f"{duration(1e3 * found.check.step)}, {apart:+.1f} % from what was measured over the run's own."
         )
     if found.rebuilt is not None:
-        apart = round(100 * (found.rebuilt.step / found.measured - 1), 1) + 0.0 if found.measured else 0.0
+        apart = round(100 * (found.rebuilt.step / measured - 1), 1) + 0.0
         notes.append(
             f"Check: with each all-reduce as long as it was in the run, the step is put together to "
             f"{duration(1e3 * found.rebuilt.step)}, {apart:+.1f} % from what was measured; "
@@ -166,6 +195,13 @@ def _row(each: Point) -> list[str]:
     rate = "–" if each.samples_per_s is None else _number(each.samples_per_s)
     return [_number(each.ranks), *map(_duration, (each.found.step, each.low, each.high)), rate,
             f"{100 * each.efficiency:.1f} %", each.found.bound_by]  # fmt: skip
+
+
+def _if(each: Changed) -> list[str]:
+    point = each.point
+    rate = "–" if point.samples_per_s is None else _number(point.samples_per_s)
+    return [plain(each.name), *map(_duration, (point.found.step, point.low, point.high)), rate,
+            f"{100 * each.faster:+.1f} %"]  # fmt: skip
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> list[str]:
@@ -251,6 +287,13 @@ def section(found: Scaling) -> Section:
         rows = tuple((each.constant, 1e3 * each.if_halved, 1e3 * each.per_percent) for each in found.worth)
         title = f"What each constant is worth on {_count(at[-1], 'rank')}"
         parts.append(Table(("constant", "saves if halved_ms", "saves per percent_ms"), rows, title))
+    if found.changed:
+        asked = tuple(
+            (plain(each.name), 1e3 * each.point.found.step, each.point.samples_per_s, 100 * each.faster)
+            for each in found.changed
+        )
+        title = f"What if, on {_count(at[-1], 'rank')}"
+        parts.append(Table(("change", "step_ms", "samples/s", "faster_percent"), asked, title))
     if found.recorded.unknown:
         parts.append(Table(("not known",), tuple((plain(each),) for each in found.recorded.unknown)))
     return Section("Prediction", tuple(parts))
@@ -265,7 +308,7 @@ def _pictures(found: Scaling) -> list[sections.Part]:
     """Return the recorded and the predicted step over the same time: how much of each moment a resource works."""
     last = found.points[-1]
     predicted = lanes(
-        prediction.predict(sharing_cores(found.recorded.work, last.found.job), last.found.job, fine=True).schedule
+        prediction.predict(sharing_cores(found.recorded, last.found.job), last.found.job, fine=True).schedule
     )
     ends = [end for those in (predicted, found.recorded.lanes) for lane in those.values() for _, end in lane]
     whole = max(ends, default=0.0)

@@ -46,37 +46,6 @@ class Layer:
     """Bytes of each gradient, in the order of the parameters; gradients become ready in reverse order."""
 
 
-class Call(NamedTuple):
-    """A call of a module in a recorded step."""
-
-    name: str
-    forward: float
-    """Seconds that it takes itself."""
-
-    stretches: Sequence[tuple[float, float]]
-    """Of the backward pass, those that no other call interrupts, in order: the place of each in time, and seconds."""
-
-
-def in_order(calls: Sequence[Call]) -> list[Layer]:
-    """Return layers whose backward pass is in the order in which it was recorded.
-
-    A call that others interrupt there (what a module does around those within it) is several layers; the one that ends
-    last has its forward pass, and comes first.
-
-    Args:
-        calls: in the order of execution, of one batch.
-    """
-    placed: list[tuple[float, int, Layer]] = []
-    place = min((at for call in calls for at, _ in call.stretches), default=0.0)
-    for number in range(len(calls) - 1, -1, -1):
-        call = calls[number]
-        *before, last = call.stretches or [(place, 0.0)]  # without backward work it goes with the call behind it
-        place = last[0]
-        placed.append((-place, number, Layer(call.name, call.forward, last[1])))
-        placed += [(-at, number, Layer(call.name, 0.0, took)) for at, took in before]
-    return [layer for _, _, layer in sorted(placed, key=lambda each: each[:2])]
-
-
 @dataclass(frozen=True)
 class Input:
     """How a batch comes to the device."""
@@ -197,6 +166,9 @@ class Job:
     on_disk: int = 1
     """Number of ranks that share a disk."""
 
+    compress: float = 1.0
+    """Gradients travel in so many times fewer bytes; parameters that are gathered do not."""
+
     lasting: tuple[float, ...] = ()
     """Seconds of the all-reduce of each bucket, used instead of the link."""
 
@@ -205,6 +177,8 @@ class Job:
         collectives.all_reduce(Algorithm.RING, self.link, self.ranks)
         if min(self.accumulate, self.on_link, self.on_disk) < 1:
             raise UsageError("batches of an update, and ranks of a link and of a disk, are 1 or more")
+        if not 0 < seconds(self.compress, "how much gradients are compressed") < 1e6:
+            raise UsageError("gradients are compressed by a factor above 0, such as 2: 16 bits in place of 32")
         if self.lasting and (self.sharded or self.plan is None or len(self.lasting) != len(self.plan)):
             raise UsageError("there is a duration for the all-reduce of each bucket of a plan, and none without a plan")
         for each in self.lasting:
@@ -230,6 +204,11 @@ def classes(job: Job) -> tuple[Class, ...]:
         return (Class(job.ranks - 1, (1.0,)), Class(1, (slow,)))
     turns = (Class(1, (slow, 1.0)), Class(1, (1.0, slow)))
     return turns if job.ranks == 2 else (Class(job.ranks - 2, (1.0,)), *turns)
+
+
+def sent_bytes(size: int, job: Job) -> int:
+    """Return how many bytes of a bucket of gradients travel."""
+    return round(size / job.compress)
 
 
 def plan_of(work: Work, job: Job) -> Buckets:
@@ -414,6 +393,7 @@ class _Builder:
         size, ranks = self.sizes[bucket], self.job.ranks
         if what == "all-gather":
             return collectives.gather_seconds(self.link, ranks, size)
+        size = sent_bytes(size, self.job)
         if what == "reduce-scatter":
             return collectives.scatter_seconds(self.link, ranks, size)
         return collectives.all_reduce_seconds(self.job.algorithm, self.link, ranks, size)

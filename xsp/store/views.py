@@ -5,7 +5,7 @@ from __future__ import annotations
 from xsp.cost.flops import PRODUCTS
 from xsp.device.ceilings import PRECISIONS
 from xsp.device.kernelnames import COMMUNICATION, NAMES, WITHOUT_PRODUCTS
-from xsp.schema import Kind, Level
+from xsp.schema import ROOT, Kind, Level
 from xsp.store import selftimes
 from xsp.store.selftimes import NS as NS
 from xsp.store.trace import Trace
@@ -28,6 +28,12 @@ LAYERS = f"""
 """
 """Module calls with what they did themselves: `self_ns` and `self_alloc_bytes` are without the calls inside,
 so that they add up to the whole; for a leaf, a call with no call inside, they are all of it."""
+
+FULL_NAME = f"""CASE WHEN json_extract_string({{0}}.attributes, '$.{ROOT}') IS NULL THEN {{0}}.name
+    WHEN {{0}}.depth = 0 AND {{0}}.name = {{0}}.type THEN json_extract_string({{0}}.attributes, '$.{ROOT}')
+    ELSE json_extract_string({{0}}.attributes, '$.{ROOT}') || '.' || {{0}}.name END"""
+"""A layer's name, behind the outermost module that it belongs to if that is not the first of the program; to be
+formatted with the table that it is of."""
 
 DISPATCH = "(dispatch and bookkeeping)"
 """Name of the row that stands for the time in which operators hand work on, or look at memory differently."""

@@ -1,0 +1,101 @@
+"""The bytes of gradients of a run's layers: of the parameters of their modules that take one, or as somebody states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from xsp.predict.training import Layer
+from xsp.schema import TRAINABLE, Level
+from xsp.store.trace import Trace
+from xsp.store.views import FULL_NAME
+
+
+class OfModules(NamedTuple):
+    """Layers with the gradients of their modules."""
+
+    layers: tuple[Layer, ...]
+    told: str
+    """Where they are from."""
+
+    frozen: int
+    """Bytes of parameters that take none."""
+
+
+def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfModules | None:
+    """Return the layers with the bytes of their own gradients; None if nothing tells any.
+
+    A module that is called several times has its gradient when the backward pass of its first call has ended.
+
+    Args:
+        trace: of the step.
+        layers: in the order of execution, by the full names of modules.
+        unknown: what the trace does not tell, to which this is added.
+    """
+    rows = trace.sql(
+        f"""
+        WITH called AS (
+            SELECT span_id, {FULL_NAME.format("merged")} AS name, param_bytes, layer_index, depth, parent_id,
+                   TRY_CAST(json_extract_string(attributes, '$.{TRAINABLE}') AS BIGINT) AS trainable,
+                   coalesce(trainable, param_bytes) AS taking
+            FROM merged WHERE level = {int(Level.LAYER)} AND param_bytes IS NOT NULL
+        ), inside AS (
+            SELECT outer_name, sum(taking) AS bytes FROM (
+                SELECT DISTINCT up.name AS outer_name, called.name, called.taking
+                FROM called JOIN merged direct ON direct.span_id = called.parent_id
+                JOIN called up ON up.span_id = direct.layer_id WHERE up.name <> called.name
+            ) GROUP BY outer_name
+        )
+        SELECT name, greatest(max(taking) - coalesce(any_value(inside.bytes), 0), 0)::BIGINT,
+               max(taking) FILTER (coalesce(depth, 0) = 0)::BIGINT,
+               max(param_bytes) FILTER (coalesce(depth, 0) = 0)::BIGINT,
+               bool_and(param_bytes = 0 OR trainable IS NOT NULL), min(layer_index)
+        FROM called LEFT JOIN inside ON inside.outer_name = called.name GROUP BY name ORDER BY min(layer_index)
+        """
+    ).fetchall()
+    own = {str(row[0]): int(row[1]) for row in rows}
+    whole, parameters = (sum(int(row[place] or 0) for row in rows) for place in (2, 3))
+    is_known = all(row[4] for row in rows)
+    excess = sum(own.values()) - whole
+    if excess > 0:
+        tied = next((row[0] for row in reversed(rows) if int(row[1]) == excess), None)
+        if tied is not None:
+            own[tied] = 0  # it shares them with a module before it, in whose backward pass they arrive
+        else:
+            unknown.append(f"{excess:,} bytes of parameters that modules share count twice")
+    if not any(own.values()):
+        return None
+    absent = sum(1 for each in layers if each.name not in own)
+    if absent and len(layers) > 1:
+        unknown.append(f"parameters of {absent} of {len(layers)} calls of modules")
+    if is_known:
+        unknown.append("how many parameters a module has: its own are taken to have one gradient")
+    else:
+        unknown.append(
+            "parameters that are frozen: each is taken to have a gradient of its own size, one for each module"
+        )
+    frozen = max(0, parameters - whole)
+    told = "gradients: the parameters of each module, as recorded"
+    if frozen:
+        told = (
+            f"gradients: the parameters of each module that take one, as recorded; "
+            f"{frozen / 1e6:.4g} of {parameters / 1e6:.4g} MB of parameters are frozen"
+        )
+    left = dict(own)
+    if len(layers) == 1 and layers[0].name not in own:
+        return OfModules((replace(layers[0], gradients=(sum(own.values()),)),), told, frozen)
+    found = []
+    for layer in layers:
+        size = left.pop(layer.name, 0)
+        found.append(replace(layer, gradients=(size,) if size else ()))
+    return OfModules(tuple(found), told, frozen)
+
+
+def spread(layers: Sequence[Layer], stated: int) -> tuple[Layer, ...]:
+    """Return the layers with as many bytes of gradients in all, in proportion to their backward passes."""
+    whole = sum(each.backward for each in layers)
+    return tuple(
+        replace(each, gradients=(round(stated * (each.backward / whole if whole else 1 / len(layers))),))
+        for each in layers
+    )
