@@ -228,12 +228,13 @@ def test_ranks_of_other_threads_are_other_curves(filled: tuple[Timings, list[Cur
             made.append(timing(spec, ns if name != "all_reduce" else ns * (1 + given["bytes"] / MIB)))
     timings.add(made)
     found = transfers.curves(timings)
-    assert {"all_reduce 2 ranks", "all_reduce 2 ranks of 2 threads"} <= {each.name for each in found}
+    assert {"all_reduce 2 ranks", "all_reduce 2 ranks × 2"} <= {each.name for each in found}
     assert [(each.threads, each.factor) for each in transfers.slower(found)] == [
         (1, pytest.approx(2)), (2, pytest.approx(6)),
     ]  # fmt: skip
     text = curvetext.page(COLLECTIVES, timings, found, None, 0, 0)
     assert "2 ranks of 2 threads at once: products take 6.00 times" in text
+    assert "ranks × N: of N threads each" in text
     assert max(map(len, text.splitlines())) < 80
 
 

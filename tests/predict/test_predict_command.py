@@ -435,6 +435,21 @@ def test_models_whose_modules_have_equal_names_have_gradients_of_their_own(tmp_p
     assert not any("share count twice" in each for each in found.unknown)
 
 
+def test_a_model_without_a_backward_pass_in_the_step_has_no_gradients(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    generator, critic = (torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, size)) for size in (8, 2))
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    with xsp.profile("train", out=tmp_path / "run", batch_size=4) as profile:
+        for _ in range(40):
+            with profile.step():
+                optimizer.zero_grad()
+                critic(generator(torch.ones(4, 8)).detach()).sum().backward()
+                optimizer.step()
+    found = recorded.of(xsp.load(tmp_path / "run"))
+    assert sum(found.work.arrivals) == 4 * (8 * 8 + 8 + 8 * 2 + 2)
+    assert any("of models that have no backward pass in this step" in each for each in found.told)
+
+
 def test_of_a_program_that_evaluates_most_of_its_time_the_steps_that_train_are_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,8 @@ def page(what: str, timings: Timings, found: Sequence[Curve], seconds: float | N
             rows = textwrap.wrap(_row(each), WIDTH, subsequent_indent=" " * (NAME + 1))
             lines += [row.replace(KEPT, " ") for row in rows]
         lines += ["", "latency: α of the first piece; GB/s: 1/β of the last one; best: highest rate"]
+        if any(each.ranks and each.threads > 1 for each in found):
+            lines += ["ranks × N: of N threads each"]
         low, high = _range(shaped)
         lines += ["", f"GB/s by size, {size(low)} to {size(high)}, each row up to its own best"]
         lines += [f"{plain(each.name)[:NAME]:{NAME}} {_bars(each, low, high)}" for each in shaped]

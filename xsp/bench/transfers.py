@@ -270,10 +270,11 @@ class Curve:
 
     @property
     def name(self) -> str:
-        """Of family, ranks and threads."""
+        """Of family, ranks (`× 2` of two threads each) and threads."""
         ranks = f" {self.ranks} ranks" if self.ranks else ""
-        several = self.threads > 1 and (self.family.threaded or self.ranks)
-        threads = f" {'of ' if self.ranks else ''}{self.threads} threads" if several else ""
+        threads = f" {self.threads} threads" if self.family.threaded and self.threads > 1 else ""
+        if self.ranks and self.threads > 1:
+            threads = f" × {self.threads}"
         return f"{self.family.name}{ranks}{threads}{f' {self.how}' if self.how else ''}"
 
     @property

@@ -9,15 +9,15 @@ examples:
   xsp predict runs/train --ranks 8 --link 30us,1.2GB/s         latency and bandwidth of a link
   xsp predict runs/train --ranks 8 --link rack.json            a link from a file
   xsp predict runs/train --ranks 2,4 --link measured           this machine, by xsp bench collectives
-  xsp predict runs/train --ranks 64 --bucket 100MiB            other buckets
-  xsp predict runs/train --ranks 8 --straggler 1.3             one rank is slower, :turns, :together
-  xsp predict runs/train --ranks 8 --loader 5ms,40ms,8         reading, decoding, workers
-  xsp predict runs/train --ranks 8 --loader 12MB,40ms,8        reading by xsp bench transfers
-  xsp predict rank0.json.gz --ranks 16,32 --sharded            another profiler's trace
-  xsp predict runs/train --ranks 8 --chakra step8              for simulators that read Chakra
+  xsp predict runs/train --link nvlink4 --bucket 100MiB        other buckets
+  xsp predict runs/train --link nvlink4 --straggler 1.3        one rank is slower; also 1.3:turns, 1.3:together
+  xsp predict runs/train --link nvlink4 --loader 5ms,40ms,8    reading, decoding, workers
+  xsp predict runs/train --link nvlink4 --loader 12MB,40ms,8   reading by xsp bench transfers
+  xsp predict rank0.json.gz --ranks 16,32 --link infiniband-ndr --sharded     another profiler's trace
+  xsp predict runs/train --ranks 8 --link pcie4 --chakra step8    for simulators that read Chakra
   xsp predict runs/train --ranks 64 --link nvlink4 --what-if link=ethernet-25g --what-if 'compress=2 bucket=50MiB'
-  xsp predict runs/train --ranks 8 --format json
-  xsp predict fit table.csv                                    from many configurations: see its --help
+  xsp predict runs/train --ranks 1 --format json
+  xsp predict fit table.csv                                    from many configurations
   xsp predict at batch=64 threads=2                            a configuration that was not recorded
   xsp predict next                                             which configuration to record next
 """

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from xsp.predict.training import Layer
-from xsp.schema import TRAINABLE, Level
+from xsp.schema import ROOT, TRAINABLE, Level, Rule
 from xsp.store.trace import Trace
 from xsp.store.views import FULL_NAME
 
@@ -33,6 +33,7 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
         layers: in the order of execution, by the full names of modules.
         unknown: what the trace does not tell, to which this is added.
     """
+    idle, bytes_of_idle = _without_backward(trace)
     rows = trace.sql(
         f"""
         WITH called AS (
@@ -40,6 +41,7 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
                    TRY_CAST(json_extract_string(attributes, '$.{TRAINABLE}') AS BIGINT) AS trainable,
                    coalesce(trainable, param_bytes) AS taking
             FROM merged WHERE level = {int(Level.LAYER)} AND param_bytes IS NOT NULL
+                AND NOT list_contains(?, {_MODEL.format("merged")})
         ), inside AS (
             SELECT outer_name, sum(taking) AS bytes FROM (
                 SELECT DISTINCT up.name AS outer_name, called.name, called.taking
@@ -52,7 +54,8 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
                max(param_bytes) FILTER (coalesce(depth, 0) = 0)::BIGINT,
                bool_and(param_bytes = 0 OR trainable IS NOT NULL), min(layer_index)
         FROM called LEFT JOIN inside ON inside.outer_name = called.name GROUP BY name ORDER BY min(layer_index)
-        """
+        """,
+        [idle],
     ).fetchall()
     own = {str(row[0]): int(row[1]) for row in rows}
     whole, parameters = (sum(int(row[place] or 0) for row in rows) for place in (2, 3))
@@ -67,7 +70,7 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
     if not any(own.values()):
         return None
     absent = sum(1 for each in layers if each.name not in own)
-    if absent and len(layers) > 1:
+    if absent and len(layers) > 1 and not idle:
         unknown.append(f"parameters of {absent} of {len(layers)} calls of modules")
     if is_known:
         unknown.append("how many parameters a module has: its own are taken to have one gradient")
@@ -82,6 +85,8 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
             f"gradients: the parameters of each module that take one, as recorded; "
             f"{frozen / 1e6:.4g} of {parameters / 1e6:.4g} MB of parameters are frozen"
         )
+    if bytes_of_idle:
+        told += f"; without {bytes_of_idle / 1e6:.4g} MB of models that have no backward pass in this step"
     left = dict(own)
     if len(layers) == 1 and layers[0].name not in own:
         return OfModules((replace(layers[0], gradients=(sum(own.values()),)),), told, frozen)
@@ -90,6 +95,28 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
         size = left.pop(layer.name, 0)
         found.append(replace(layer, gradients=(size,) if size else ()))
     return OfModules(tuple(found), told, frozen)
+
+
+_MODEL = f"coalesce(json_extract_string({{0}}.attributes, '$.{ROOT}'), '')"
+"""Which of the program's models a module is of; empty for the first one."""
+
+
+def _without_backward(trace: Trace) -> tuple[list[str], int]:
+    """Return the models of which no operator ran backward, and the bytes of their parameters; none if none is known to.
+
+    DistributedDataParallel around each model sums up the gradients of those that took part in the backward pass.
+    """
+    rows = trace.sql(
+        f"""
+        SELECT {_MODEL.format("called")} AS model, count(ran.span_id),
+               max(called.param_bytes) FILTER (coalesce(called.depth, 0) = 0)
+        FROM merged called LEFT JOIN merged ran
+            ON ran.parent_id = called.span_id AND ran.parent_rule = '{Rule.SEQUENCE}'
+        WHERE called.level = {int(Level.LAYER)} GROUP BY model
+        """
+    ).fetchall()
+    idle = [row for row in rows if not row[1]] if any(row[1] for row in rows) else []
+    return [str(row[0]) for row in idle], sum(int(row[2] or 0) for row in idle)
 
 
 def spread(layers: Sequence[Layer], stated: int) -> tuple[Layer, ...]:
