@@ -136,6 +136,7 @@ class Turns:
         """Return the timings by place, and the drift of the canaries; None if the process did not come to an end."""
         found: dict[int, Timing] = {}
         while True:
+            ended = process.has_ended()  # before the look: what it told at its end is read first
             line = process.answer(time.monotonic() + LOOK_S)
             if line:
                 answer = json.loads(line)
@@ -144,7 +145,7 @@ class Turns:
                 place = answer["place"]
                 found[place] = _timing(specs[place], answer["timing"])
                 told(specs[place], before + len(found))
-            elif process.has_ended() or self._is_late(until):
+            elif ended or self._is_late(until):
                 return found, None
 
     def _is_late(self, until: float) -> bool:
