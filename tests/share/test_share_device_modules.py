@@ -16,7 +16,7 @@ from sharing import Running
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from test_share_modules import Small, in_shards, small, written  # noqa: E402
+from test_share_modules import Odd, Small, in_shards, small, written  # noqa: E402
 
 import xsp  # noqa: E402
 from xsp import share  # noqa: E402
@@ -83,14 +83,7 @@ def test_a_module_on_a_device_is_the_same_to_the_last_bit(there: Running, tmp_pa
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])
 def test_other_types_and_shapes_of_nothing_on_a_device(there: Running, tmp_path: Path, kind: Any) -> None:
-    class Odd(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = torch.nn.Parameter(torch.ones(3, 5).to(kind), requires_grad=False)
-            self.b = torch.nn.Parameter(torch.ones(()).to(kind), requires_grad=False)
-            self.c = torch.nn.Parameter(torch.ones(0, 4).to(kind), requires_grad=False)
-
-    module, other = Odd(), Odd()
+    module, other = Odd(kind), Odd(kind)
     attach(other, written(tmp_path, module.state_dict()), there)
     for name, each in other.named_parameters():
         assert torch.equal(each, getattr(module, name))

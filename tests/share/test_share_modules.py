@@ -145,18 +145,21 @@ def tensors(value: Any) -> list[Any]:
     return [each for inner in value for each in tensors(inner)] if isinstance(value, (list, tuple)) else []
 
 
+class Odd(torch.nn.Module):
+    """Parameters of one type: a matrix, a number, and one without elements."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.ones(3, 5).to(kind), requires_grad=False)
+        self.b = torch.nn.Parameter(torch.ones(()).to(kind), requires_grad=False)
+        self.c = torch.nn.Parameter(torch.ones(0, 4).to(kind), requires_grad=False)
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])
 def test_other_types_and_shapes_of_nothing(there: Running, tmp_path: Path, kind: Any) -> None:
-    class Odd(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = torch.nn.Parameter(torch.ones(3, 5).to(kind), requires_grad=False)
-            self.b = torch.nn.Parameter(torch.ones(()).to(kind), requires_grad=False)
-            self.c = torch.nn.Parameter(torch.ones(0, 4).to(kind), requires_grad=False)
-
-    module = Odd()
+    module = Odd(kind)
     path = written(tmp_path, module.state_dict())
-    other = Odd()
+    other = Odd(kind)
     share.attach(other, path, folder=there.folder)
     for name, each in other.named_parameters():
         assert torch.equal(each, getattr(module, name))

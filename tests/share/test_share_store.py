@@ -244,15 +244,9 @@ def killed_clients(there: Running, folder: Path, times: int, seed: int) -> None:
         drawn.random()
         if drawn.random() < 0.5:
             time.sleep(drawn.random() * 0.004)
-        while len(living) > drawn.randrange(4):
-            gone = living.pop(drawn.randrange(len(living)))
-            os.kill(gone, signal.SIGKILL)
-            assert os.waitstatus_to_exitcode(os.waitpid(gone, 0)[1]) == -signal.SIGKILL, f"seed {seed}, kill {at}"
+        sharing.kill_some(living, drawn, f"seed {seed}, kill {at}")
         if at % 50 == 49 or at == times - 1:
-            for gone in living:
-                os.kill(gone, signal.SIGKILL)
-                os.waitpid(gone, 0)
-            living.clear()
+            sharing.kill_all(living)
             there.wait_for([])
             found = settled(there)
             assert found["connections"] == 1

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import fakecuda
+import sharing
 from test_share_store import file_of
 
 from xsp.errors import ShareError
@@ -84,15 +85,9 @@ def kill(folder: Path, files: Path, times: int, seed: int) -> None:
                 os._exit(1)
         living.append(child)
         time.sleep(drawn.random() * 0.02)
-        while len(living) > drawn.randrange(4):
-            gone = living.pop(drawn.randrange(len(living)))
-            os.kill(gone, signal.SIGKILL)
-            assert os.waitstatus_to_exitcode(os.waitpid(gone, 0)[1]) == -signal.SIGKILL, f"seed {seed}, kill {at}"
+        sharing.kill_some(living, drawn, f"seed {seed}, kill {at}")
         if at % 50 == 49 or at == times - 1:
-            for gone in living:
-                os.kill(gone, signal.SIGKILL)
-                os.waitpid(gone, 0)
-            living.clear()
+            sharing.kill_all(living)
             settle(folder, keeper, seed)
 
 

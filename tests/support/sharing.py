@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -88,3 +89,19 @@ def there_is_none(folder: Path) -> bool:
         client.status(folder)
         return False
     return True
+
+
+def kill_some(living: list[int], drawn: random.Random, when: str) -> None:
+    """Kill drawn children until at most three live; each was alive until then."""
+    while len(living) > drawn.randrange(4):
+        gone = living.pop(drawn.randrange(len(living)))
+        os.kill(gone, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(gone, 0)[1]) == -signal.SIGKILL, when
+
+
+def kill_all(living: list[int]) -> None:
+    """Kill the children that are left."""
+    for gone in living:
+        os.kill(gone, signal.SIGKILL)
+        os.waitpid(gone, 0)
+    living.clear()

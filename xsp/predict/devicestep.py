@@ -17,9 +17,8 @@ from xsp.analyses.collectives import COLLECTIVES, why_none
 from xsp.analyses.devicework import SKEW_NS, prepare
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
-from xsp.predict.backwardorder import Call, in_order
 from xsp.predict.buckets import Buckets
-from xsp.predict.hoststep import Lane
+from xsp.predict.hoststep import Call, Lane, in_order
 from xsp.predict.training import Layer
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xsp.predict.training import Layer
 from xsp.schema import ROOT, TRAINABLE, Level, Rule
@@ -34,29 +34,7 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
         unknown: what the trace does not tell, to which this is added.
     """
     idle, bytes_of_idle = _without_backward(trace)
-    rows = trace.sql(
-        f"""
-        WITH called AS (
-            SELECT span_id, {FULL_NAME.format("merged")} AS name, param_bytes, layer_index, depth, parent_id,
-                   TRY_CAST(json_extract_string(attributes, '$.{TRAINABLE}') AS BIGINT) AS trainable,
-                   coalesce(trainable, param_bytes) AS taking
-            FROM merged WHERE level = {int(Level.LAYER)} AND param_bytes IS NOT NULL
-                AND NOT list_contains(?, {_MODEL.format("merged")})
-        ), inside AS (
-            SELECT outer_name, sum(taking) AS bytes FROM (
-                SELECT DISTINCT up.name AS outer_name, called.name, called.taking
-                FROM called JOIN merged direct ON direct.span_id = called.parent_id
-                JOIN called up ON up.span_id = direct.layer_id WHERE up.name <> called.name
-            ) GROUP BY outer_name
-        )
-        SELECT name, greatest(max(taking) - coalesce(any_value(inside.bytes), 0), 0)::BIGINT,
-               max(taking) FILTER (coalesce(depth, 0) = 0)::BIGINT,
-               max(param_bytes) FILTER (coalesce(depth, 0) = 0)::BIGINT,
-               bool_and(param_bytes = 0 OR trainable IS NOT NULL), min(layer_index)
-        FROM called LEFT JOIN inside ON inside.outer_name = called.name GROUP BY name ORDER BY min(layer_index)
-        """,
-        [idle],
-    ).fetchall()
+    rows = _modules(trace, idle)
     own = {str(row[0]): int(row[1]) for row in rows}
     whole, parameters = (sum(int(row[place] or 0) for row in rows) for place in (2, 3))
     is_known = all(row[4] for row in rows)
@@ -99,6 +77,42 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
 
 _MODEL = f"coalesce(json_extract_string({{0}}.attributes, '$.{ROOT}'), '')"
 """Which of the program's models a module is of; empty for the first one."""
+
+
+def _modules(trace: Trace, idle: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return a row for each module that was called, in the order of their first calls.
+
+    Args:
+        trace: of the step.
+        idle: models that are left out, as `_without_backward` names them.
+
+    Returns:
+        The full name; the bytes of its own parameters that take a gradient; those of all inside it and of all its
+        parameters, for outermost modules only; whether frozen parameters are known; and the place of the first call.
+    """
+    return trace.sql(
+        f"""
+        WITH called AS (
+            SELECT span_id, {FULL_NAME.format("merged")} AS name, param_bytes, layer_index, depth, parent_id,
+                   TRY_CAST(json_extract_string(attributes, '$.{TRAINABLE}') AS BIGINT) AS trainable,
+                   coalesce(trainable, param_bytes) AS taking
+            FROM merged WHERE level = {int(Level.LAYER)} AND param_bytes IS NOT NULL
+                AND NOT list_contains(?, {_MODEL.format("merged")})
+        ), inside AS (
+            SELECT outer_name, sum(taking) AS bytes FROM (
+                SELECT DISTINCT up.name AS outer_name, called.name, called.taking
+                FROM called JOIN merged direct ON direct.span_id = called.parent_id
+                JOIN called up ON up.span_id = direct.layer_id WHERE up.name <> called.name
+            ) GROUP BY outer_name
+        )
+        SELECT name, greatest(max(taking) - coalesce(any_value(inside.bytes), 0), 0)::BIGINT,
+               max(taking) FILTER (coalesce(depth, 0) = 0)::BIGINT,
+               max(param_bytes) FILTER (coalesce(depth, 0) = 0)::BIGINT,
+               bool_and(param_bytes = 0 OR trainable IS NOT NULL), min(layer_index)
+        FROM called LEFT JOIN inside ON inside.outer_name = called.name GROUP BY name ORDER BY min(layer_index)
+        """,
+        [idle],
+    ).fetchall()
 
 
 def _without_backward(trace: Trace) -> tuple[list[str], int]:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from xsp.analyses.answers import Answers
 from xsp.analyses.phases import BACKWARD, BETWEEN, DATA, FORWARD, OPTIMIZER, REST
 from xsp.errors import AnalysisError
-from xsp.predict.backwardorder import Call, in_order
 from xsp.predict.training import Layer
 from xsp.schema import Kind, Level, Rule
 from xsp.store.trace import Trace
@@ -16,6 +15,37 @@ from xsp.store.views import FULL_NAME, LAYERS, NS
 
 Lane = tuple[tuple[float, float], ...]
 """When something ran in the recorded step, in seconds from its beginning."""
+
+
+class Call(NamedTuple):
+    """A call of a module in a recorded step."""
+
+    name: str
+    forward: float
+    """Seconds that it takes itself."""
+
+    stretches: Sequence[tuple[float, float]]
+    """Of the backward pass, those that no other call interrupts, in order: the place of each in time, and seconds."""
+
+
+def in_order(calls: Sequence[Call]) -> list[Layer]:
+    """Return layers whose backward pass is in the order in which it was recorded.
+
+    A call that others interrupt there (what a module does around those within it) is several layers; the one that ends
+    last has its forward pass, and comes first.
+
+    Args:
+        calls: in the order of execution, of one batch.
+    """
+    placed: list[tuple[float, int, Layer]] = []
+    place = min((at for call in calls for at, _ in call.stretches), default=0.0)
+    for number in range(len(calls) - 1, -1, -1):
+        call = calls[number]
+        *before, last = call.stretches or [(place, 0.0)]  # without backward work it goes with the call behind it
+        place = last[0]
+        placed.append((-place, number, Layer(call.name, call.forward, last[1])))
+        placed += [(-at, number, Layer(call.name, 0.0, took)) for at, took in before]
+    return [layer for _, _, layer in sorted(placed, key=lambda each: each[:2])]
 
 
 class OnHost(NamedTuple):
@@ -112,7 +142,7 @@ def _layers(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float, batches: int) -> tuple[Layer, ...]:
-    """Return the layers, batch by batch, with the backward pass of each batch as recorded (`backwardorder.in_order`).
+    """Return the layers, batch by batch, with the backward pass of each batch as recorded (`in_order`).
 
     Without recorded operators modules that call no others share the backward pass, since nothing tells when the others
     do their part of it.

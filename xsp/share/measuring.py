@@ -40,7 +40,7 @@ COLD_TURNS = 5
 START_S = 120.0
 ANSWER_S = 300.0
 END_S = 5.0
-"""For a process that has stopped to answer to end."""
+"""Seconds that a process that no longer answers may take to end."""
 
 COLD_SHARE = 0.02
 """More than this of a file in memory, after it was to be dropped, and it is not cold."""
