@@ -80,6 +80,34 @@ def test_a_users_file_gives_a_model_with_its_input_or_a_step(file):
     assert run(f"{file}:step", batch=3) == 3
 
 
+@pytest.mark.parametrize("given", ["x, y", "(x, y)", "(x,), {'y': y}", "x, {'y': y}", "{'x': x, 'y': y}"])
+def test_a_users_file_gives_several_inputs_in_any_of_these_forms(tmp_path, given):
+    path = tmp_path / "two.py"
+    path.write_text(
+        "import torch\n"
+        "class Two(torch.nn.Module):\n"
+        "    def forward(self, x, y):\n"
+        "        return x + 2 * y\n"
+        "def build(batch_size):\n"
+        "    x, y = torch.ones(batch_size), torch.ones(batch_size)\n"
+        f"    return Two(), {given}\n"
+    )
+    assert run(f"{path}:build", batch=3).tolist() == [3.0, 3.0, 3.0]
+
+
+def test_a_users_file_gives_a_dictionary_among_several_inputs(tmp_path):
+    path = tmp_path / "three.py"
+    path.write_text(
+        "import torch\n"
+        "class Three(torch.nn.Module):\n"
+        "    def forward(self, x, y, found):\n"
+        "        return x + y + found['z']\n"
+        "def build(batch_size):\n"
+        "    return Three(), torch.ones(1), torch.ones(1), {'z': 1.0}\n"
+    )
+    assert run(f"{path}:build").tolist() == [3.0]
+
+
 @pytest.mark.parametrize(
     ("spec", "says"),
     [

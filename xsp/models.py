@@ -152,8 +152,9 @@ def of_phase(spec: str, built: Built | Callable[[], object], settings: Settings)
 def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[], object]:
     """Call a function of a user's file.
 
-    The function takes the batch size. It returns a pair of a module and its input (a tensor, a tuple of
-    arguments, or a dictionary of keyword arguments), or a function without arguments that does one step.
+    The function takes the batch size. It returns a module with its input, or a function without arguments that does
+    one step. The input is a tensor, several of them, a tuple of arguments, a dictionary of keyword arguments, or a
+    tuple and a dictionary.
 
     Raises:
         ModelError: there is no such file or function, it raises, or returns something else.
@@ -170,15 +171,23 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
         raise ModelError(f"{path}:{name} raised {type(error).__name__}: {error}") from error
     if callable(made) and not hasattr(made, "parameters"):
         return made  # type: ignore[no-any-return]
-    if isinstance(made, tuple) and len(made) == 2 and hasattr(made[0], "parameters"):
-        model, value = made
-        if isinstance(value, Mapping):
-            return Built(model, (), dict(value))
-        return Built(model, value if isinstance(value, tuple) else (value,), {})
+    if isinstance(made, tuple) and len(made) > 1 and hasattr(made[0], "parameters"):
+        return _with_inputs(*made)
     raise ModelError(
         f"{path}:{name} returned {type(made).__name__}; "
-        "it is to return (module, input), or a function that does one step"
+        "it is to return (module, input), (module, input, input, ...), or a function that does one step"
     )
+
+
+def _with_inputs(model: Any, *given: Any) -> Built:
+    """Return a module with what a user's function gave with it, see `from_file`."""
+    *values, last = given
+    kwargs = dict(last) if isinstance(last, Mapping) and len(values) < 2 else None
+    if kwargs is None:
+        values.append(last)
+    if len(values) == 1 and isinstance(values[0], tuple):
+        return Built(model, values[0], kwargs or {})
+    return Built(model, tuple(values), kwargs or {})
 
 
 def function_of(path: Path, name: str) -> Callable[..., Any]:

@@ -247,6 +247,17 @@ def test_what_failed_under_another_version_is_tried_again(tmp_path: Path) -> Non
         assert plan.missing([(spec, 1)], timings) == again
 
 
+def test_what_needed_too_much_memory_is_tried_again_after_all_others(tmp_path: Path) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(torch.relu(x @ x))
+
+    product, other, last = of(Net(), torch.ones(256, 256))
+    timings = Timings.open(tmp_path, HERE)
+    timings.add([dataclasses.replace(untimed(product, Status.TOO_LARGE, "killed"), xsp=__version__)])
+    assert plan.missing([(each, 1) for each in (product, other, last)], timings)[2:] == [product]
+
+
 def test_a_folder_that_cannot_be_written_is_said_before_anything_is_timed(tmp_path: Path) -> None:
     timings = Timings.open(tmp_path / "t", HERE)
     (tmp_path / "t").write_text("in the way")

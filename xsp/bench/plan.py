@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -260,20 +260,32 @@ def has_onnx_runtime() -> bool:
     return find_spec(ONNX_RUNTIME) is not None
 
 
-def missing(pairs: Iterable[tuple[Spec, int]], timings: Timings | None) -> list[Spec]:
-    """Return specs without a timing, most valuable first.
+def missing(pairs: Collection[tuple[Spec, int]], timings: Timings | None) -> list[Spec]:
+    """Return specs without a timing, most valuable first, and last those for which memory was not enough before.
 
     Args:
         pairs: specs and how often each occurs.
         timings: what is known; None for nothing.
     """
-    unknown = [(spec, count) for spec, count in pairs if timings is None or not _is_known(timings.get(spec.key))]
-    return [spec for spec, _ in sorted(unknown, key=lambda pair: -worth(*pair))]
+    known = {} if timings is None else {spec.key: timings.get(spec.key) for spec, _ in pairs}
+    unknown = [(spec, count) for spec, count in pairs if not _is_known(known.get(spec.key))]
+    return [
+        spec for spec, _ in sorted(unknown, key=lambda pair: (_was_too_large(known.get(pair[0].key)), -worth(*pair)))
+    ]
 
 
 def _is_known(timing: Timing | None) -> bool:
-    """Return whether a spec need not be timed: what failed under another version of xsp is tried again."""
-    return timing is not None and (timing.is_timed or timing.xsp == __version__)
+    """Return whether a spec need not be timed: what failed under another version of xsp is tried again.
+
+    So is what needed more memory than it might have: how much that was depends on what else ran.
+    """
+    if timing is None or _was_too_large(timing):
+        return False
+    return timing.is_timed or timing.xsp == __version__
+
+
+def _was_too_large(timing: Timing | None) -> bool:
+    return timing is not None and timing.status is Status.TOO_LARGE
 
 
 def worth(spec: Spec, count: int) -> float:
