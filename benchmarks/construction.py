@@ -28,7 +28,7 @@ from xsp.bound import construct, curves, timed
 from xsp.graph.node import Graph
 
 SIZES = (1, 2, 4, 8)
-BEST, LAYERS, CROSS, SAVED = 0.05, 0.11, 0.03, 4.4
+BEST, LAYERS, CROSS, SAVED, OVER = 0.05, 0.11, 0.03, 4.4, 100
 RATIO, LEAST, CLOSER = (0.85, 1.05), 0.7, 2 / 3
 """Timed calls over the measured step: geometric mean and least; share of models that the framework brings nearer."""
 
@@ -159,6 +159,7 @@ def _report(
                 f"{paid.saved:.1f} ×" if paid.saved else "–",
             ],
             errors=signed,
+            saved=paid.saved,
             with_glue=glued,
             cross={text: {"error": error, "found": share} for text, (error, share) in cross.items()},
             holes={
@@ -217,8 +218,7 @@ def goals(data: Mapping[str, Any]) -> list[str]:
     notes = [
         f"Goals: at the best G ({best}) at most {BEST:.0%}, {turns.verdict(errors[best], BEST)}"
         + (f"; at G = 1 at most {LAYERS:.0%}, {turns.verdict(errors[1], LAYERS)}" if 1 in errors else "")
-        + f"; {SAVED} times less time for one run of each different block than for one step of each model, at G = 1 "
-        "over 100 models."
+        + _saving(rows.get(1, {}))
     ]
     for size, limit in sorted(limits.items()):
         others = [each["error"] for each in rows[size]["cross"].values()]
@@ -236,6 +236,18 @@ def goals(data: Mapping[str, Any]) -> list[str]:
         + ("in the column that says so, and not in the others." if glued else "not timed.")
     )
     return notes
+
+
+def _saving(row: Mapping[str, Any]) -> str:
+    """Say how much less time one run of each different layer takes than one step of each model."""
+    saved, models = row.get("saved"), len(row.get("errors", ()))
+    if not saved:
+        return "."
+    met = f"of {models} models" if models < OVER else "met" if saved >= SAVED else "missed"
+    return (
+        f"; one run of each different block takes {saved:.1f} times less time than one step of each model, at G = 1 "
+        f"(goal {SAVED} over {OVER} models: {met})."
+    )
 
 
 def _ratios(row: Mapping[str, Any]) -> list[str]:

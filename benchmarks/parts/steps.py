@@ -42,6 +42,28 @@ MANY = (
 )
 """Models of several families, small enough for a step of at most a second on one core."""
 
+HUNDRED = (
+    *MANY,
+    *(
+        f"torchvision:{name}"
+        for name in (
+            "mnasnet0_75 mnasnet1_3 shufflenet_v2_x2_0 efficientnet_b2 efficientnet_b3 efficientnet_b4 regnet_x_1_6gf "
+            "regnet_y_1_6gf regnet_x_3_2gf regnet_y_3_2gf regnet_x_8gf regnet_y_8gf densenet161 densenet201 maxvit_t "
+            "swin_v2_t swin_s swin_v2_s efficientnet_v2_s convnext_small vgg13_bn vgg16_bn resnet152 vit_b_16 vit_l_32 "
+            "resnext101_64x4d resnext101_32x8d"
+        ).split()
+    ),
+    *(
+        f"timm:{name}"
+        for name in "vit_small_patch16_224 deit_tiny_patch16_224 deit3_small_patch16_224 mixer_b32_224 resmlp_24_224 "
+        "mobilevit_xxs mobilevit_s resnetv2_101 convnextv2_femto convnextv2_pico resnet26 resnet50d seresnet50 "
+        "efficientnet_lite0 mobilenetv2_100 mobilenetv3_large_100 ghostnet_100 hrnet_w18_small dla34 dpn68 "
+        "cspresnet50 rexnet_100 lcnet_100 tinynet_a fbnetc_100 levit_128s poolformer_s12 xcit_nano_12_p16_224 "
+        "gmlp_s16_224 visformer_tiny".split()
+    ),
+)
+"""With further members of their families and with other families."""
+
 FEW = (
     "torchvision:resnet18", "torchvision:resnet34", "torchvision:mobilenet_v2", "torchvision:squeezenet1_1",
     "torchvision:mnasnet0_5", "timm:vit_tiny_patch16_224",
@@ -97,6 +119,7 @@ def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--models", nargs="+", metavar="MODEL", help="names as `xsp profile` takes them, with ,sequence=N"
     )
     made.add_argument("--all", action="store_true", help=f"all {len(MANY)} models")
+    made.add_argument("--hundred", action="store_true", help="100 models")
     made.add_argument("--out", type=Path, help="keep what is measured here, and go on from what is there")
     made.add_argument(
         "--seconds",
@@ -113,7 +136,8 @@ def until(options: argparse.Namespace) -> float:
 
 def chosen(options: argparse.Namespace) -> list[str]:
     """Return the models that the options ask for."""
-    return list(options.models or (MANY if options.all else QUICK if options.quick else FEW))
+    named = HUNDRED if options.hundred else MANY if options.all else QUICK if options.quick else FEW
+    return list(options.models or named)
 
 
 def spec_of(text: str) -> str:
