@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 from xsp import sections
-from xsp.bench import curvetext, links, numanodes, ranks, transfers
+from xsp.bench import curvetext, links, numanodes, transfers
 from xsp.bench.environment import Environment
 from xsp.bench.shapes import fit
 from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
@@ -438,51 +436,3 @@ def test_transfers_and_collectives_of_two_ranks_are_timed_and_leave_nothing(tmp_
     assert list((tmp_path / "storage").iterdir()) == []
     if before:
         assert {each for each in set(os.listdir("/dev/shm")) - before if "xsp" in each} == set()
-
-
-@pytest.mark.slow
-def test_ranks_end_when_what_started_them_is_killed() -> None:
-    pytest.importorskip("torch")
-    code = (
-        "from xsp.bench.ranks import Ranks\nfrom xsp.bench.partner import Partner\nimport time\n"
-        "if __name__ == '__main__':\n"
-        "    those, other = Ranks(2, 1), Partner(4096)\n"
-        "    print(*[each.pid for each in those._those], other._process.pid, flush=True)\n    time.sleep(600)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    numbers = [int(each) for each in process.stdout.readline().split()]
-    assert len(numbers) == 3
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    until = time.monotonic() + 60
-    while time.monotonic() < until and any(map(_runs, numbers)):
-        time.sleep(0.05)
-    assert not any(map(_runs, numbers))
-
-
-def _runs(number: int) -> bool:
-    try:
-        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def test_more_ranks_than_cores_compute_for_as_long_as_all_of_them_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Rank:
-        def __init__(self, began: int, ended: int) -> None:
-            self.said = json.dumps({"began": began, "ended": ended})
-
-        def ask(self, what: object) -> None:
-            pass
-
-        def answer(self, until: float) -> str:
-            return self.said
-
-    monkeypatch.setattr("xsp.processes.cores", lambda: 2)
-    those = ranks.Ranks.__new__(ranks.Ranks)
-    those._those = [Rank(0, 100), Rank(10, 110), Rank(100, 200), Rank(110, 210)]  # type: ignore[list-item]
-    assert those.timed({"what": "together-product", "ranks": 4}, 1) == 210
-    assert those.timed({"what": "all_reduce", "ranks": 4}, 1) == 100
-    assert those.timed({"what": "together-product", "ranks": 2}, 1) == 100
