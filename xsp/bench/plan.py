@@ -261,7 +261,7 @@ def has_onnx_runtime() -> bool:
 
 
 def missing(pairs: Collection[tuple[Spec, int]], timings: Timings | None) -> list[Spec]:
-    """Return specs without a timing, most valuable first; specs that memory was too small for before come last.
+    """Return specs without a timing, most valuable first; specs that needed too much memory before come last.
 
     Args:
         pairs: specs, and the number of occurrences of each.

@@ -1,4 +1,4 @@
-"""Shapes of curves of time over size: latency, seconds a byte, and the sizes at which both change.
+"""Shapes of curves of time over size: latency, seconds per byte, and the sizes at which both change.
 
 A piece of a curve is t = α + β·size with β ≥ 0, and in the first one α ≥ 0, fitted by least absolute deviations of
 relative errors, so that small sizes count as much as large ones and a disturbed size has little influence. The starts
@@ -56,7 +56,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of sizes in which time grows evenly."""
+    """A range of sizes in which time grows linearly."""
 
     since: float
     until: float
