@@ -4,6 +4,7 @@ The process that times is idle meanwhile: each rank reports, by the machine's cl
 when it ended. A timing spans the last beginning to the last end. The ranks find each other through an unnamed file in
 memory, and end with the process that started them.
 """
+
 from __future__ import annotations
 
 import datetime
