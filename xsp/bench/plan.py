@@ -298,7 +298,7 @@ def worth(spec: Spec, count: int) -> float:
 
 
 def overheads(threads: int) -> list[Spec]:
-    """Return the specs, without calls, of what it costs to call a module and an operator."""
+    """Return the specs, without calls, of the overheads of a module call and an operator call."""
     empty = Block((), ())
     return [Spec(empty, name, CacheState.WARM, threads) for name in OVERHEADS]
 

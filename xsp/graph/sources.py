@@ -64,7 +64,7 @@ def of(
     Raises:
         GraphError: there is no graph; the message is the reason.
         ModelError: there is no such model, or its library is missing.
-        UsageError: the source has a fixed step, and another batch size or kind of step is asked for.
+        UsageError: the source has a fixed step, and another batch size or kind of step is requested.
     """
     asked = {
         "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode,
