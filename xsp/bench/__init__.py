@@ -1,4 +1,4 @@
-"""Timings of blocks: each distinct operator call is timed once per machine, in isolation, and the timing is kept.
+"""Timings of blocks: each distinct operator call is timed once per machine, in isolation, and the timing is stored.
 
 >>> from xsp import bench, graph
 >>> wanted = bench.specs(graph.of("torchvision:resnet50"))          # doctest: +SKIP
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TIMED", "CacheState", "Environment", "Spec", "Status", "Timing", "Timings", "fill", "specs"]
 
-# The table engine does not enter the worker, which imports this package.
+# Lazy, because the worker process imports this package and must not load the table engine.
 _LAZY = {
     "Environment": "xsp.bench.environment",
     "Timings": "xsp.bench.timings",

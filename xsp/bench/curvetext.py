@@ -19,22 +19,22 @@ NAME = 30
 SECTION = {COLLECTIVES: "bench-collectives", "transfers": "bench-transfers"}
 BARS = " ▁▂▃▄▅▆▇█"
 KEPT = "\u00a0"
-"""Stands for a space at which no line ends."""
+"""Stands for a space at which a line must not be wrapped."""
 
 DISTURBED = 1.05
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def page(what: str, timings: Timings, found: Sequence[Curve], seconds: float | None, left: int, made: int) -> str:
-    """Return shapes of curves, their rates as a chart, ratios, holes with reasons, and what figures do not say.
+    """Return a page: curve shapes, a chart of rates, ratios, missing sizes with reasons, and caveats on the figures.
 
     Args:
         what: `transfers` or `collectives`.
-        timings: where they are kept.
-        found: curves, fitted.
-        seconds: that were spent now; None if nothing was timed.
-        left: specs without a timing.
-        made: timed now.
+        timings: the table that the curves come from.
+        found: fitted curves.
+        seconds: time spent by this command; None if it timed nothing.
+        left: number of specs without a timing.
+        made: number of specs that this command timed.
     """
     count = sum(len(each.timings) for each in found)
     spent = "" if seconds is None else f", {made:,} of them now, in {seconds:.1f} s"
@@ -86,7 +86,7 @@ def _row(curve: Curve) -> str:
 
 
 def _fits(shaped: Sequence[Curve]) -> list[str]:
-    """Return how good the fits are: residuals, what leaves the model, how far they go."""
+    """Return lines on the quality of the fits: held-out error, sizes that leave the model, range of extrapolation."""
     those = [(each, each.shape) for each in shaped if each.shape is not None]
     worst = max(those, key=lambda each: each[1].worst)
     held = [each.held_out for _, each in those if each.held_out is not None]
@@ -126,7 +126,7 @@ def _range(shaped: Sequence[Curve]) -> tuple[float, float]:
 
 
 def _bars(curve: Curve, low: float, high: float, width: int = WIDTH - NAME - 1) -> str:
-    """Return rates over the logarithm of sizes as letters; nothing where there is no timing."""
+    """Return a curve's rates over the logarithm of the size as bar characters; blank where there is no timing."""
     best = (curve.best or (0, 1.0))[1]
     found = [" "] * width
     for bytes_, each in curve.timings:
@@ -136,11 +136,11 @@ def _bars(curve: Curve, low: float, high: float, width: int = WIDTH - NAME - 1) 
 
 
 def notes(found: Sequence[Curve], cores: int | None) -> list[str]:
-    """Return what figures do not say, and why some are missing.
+    """Return caveats on the figures, and the reasons why some sizes are missing.
 
     Args:
-        found: curves.
-        cores: of the machine that they are of; None if nothing tells them.
+        found: curves to comment on.
+        cores: number of cores of the machine on which the curves were timed; None if unknown.
     """
     made = []
     if any(each.ranks for each in found):
@@ -168,7 +168,7 @@ def notes(found: Sequence[Curve], cores: int | None) -> list[str]:
 
 
 def size(value: float) -> str:
-    """Return bytes with a binary unit: 64 KiB."""
+    """Return a number of bytes as text with a binary unit, such as `64 KiB`."""
     for unit, name in UNITS:
         if value >= unit:
             return f"{value / unit:.3g} {name}"
@@ -190,7 +190,7 @@ def _time(seconds: float) -> str:
 
 
 def as_json(what: str, timings: Timings, found: Sequence[Curve], seconds: float | None, left: int, made: int) -> Any:
-    """Return the same as plain values; units stand in the names of the keys."""
+    """Return the content of `page` as plain values; the names of the keys contain the units."""
     return {
         "xsp_transfers": 1,
         "what": what,
@@ -250,7 +250,7 @@ def shape_as_json(shape: Shape) -> dict[str, Any]:
 
 
 def section(what: str, timings: Timings, found: Sequence[Curve]) -> Section:
-    """Return the section of a run's report: rates over sizes by group, and a table of shapes."""
+    """Return the section of a run's report: one chart of rates over sizes per group, and a table of shapes."""
     said = notes(found, timings.cores)
     parts: list[Any] = [Text(" ".join(map(plain, said)) or "Rates over sizes, and their shapes.")]
     shaped = [each for each in found if each.shape is not None]

@@ -1,7 +1,7 @@
-"""What is moved to, from and within a device, for the runtime `transfers`.
+"""Transfers to, from and within a device, for the runtime `transfers`.
 
-Imports torch: import it where it is needed. Within a device its own clock counts, from the first start to the last end;
-where pageable memory keeps the host busy, or two devices take part, the host's.
+Imports torch: import it where it is needed. Transfers are timed by the device's clock, from the first start to the last
+end. Transfers of pageable memory, which keep the host busy, and transfers between two devices use the host's clock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from xsp.bench.torchcalls import Prepared, timed_by_itself
 from xsp.bench.transfers import FAMILIES, ROW
 
 SPIN_CYCLES = 2_000_000
-"""For which a device waits while transfers are queued."""
+"""Cycles for which a device spins while transfers are queued."""
 
 
 def prepared(name: str, size: int) -> Prepared:
-    """Return a transfer of a device: timed by its own clock, but where pageable memory keeps the host busy."""
+    """Return a transfer that involves a device, ready to be timed."""
     if not torch.cuda.is_available():
         raise NotTimeable("there is no device here")
     if name == "peer-copy" and torch.cuda.device_count() < 2:
@@ -53,7 +53,7 @@ def prepared(name: str, size: int) -> Prepared:
 
 
 def _within(name: str, size: int) -> Callable[[int], int]:
-    """Return how calls within a device are timed, by its own clock."""
+    """Return a function that times calls within a device by the device's clock."""
     if name == "device-strided":
         rows = [torch.ones(2 * size // ROW, ROW // 4, device="cuda:0")[::2] for _ in range(2)]
         return lambda calls: _on_device([(rows[0], rows[1])], [torch.cuda.Stream()], calls)
@@ -77,13 +77,13 @@ def _within(name: str, size: int) -> Callable[[int], int]:
 
 
 def _of_no_bytes(name: str) -> Callable[[int], int]:
-    """Return how launches and waits are timed, by the clock of the host; launches stay below what a device queues."""
+    """Return a function that times launches or waits by the host's clock; callers limit calls to the launch queue."""
     call: Callable[[], Any] = (
         torch.cuda.synchronize if name == "synchronize" else functools.partial(torch.cuda._sleep, 1)
     )
     if name == "graph-launch":
         one, graph = torch.zeros(1, device="cuda:0"), torch.cuda.CUDAGraph()
-        one.add_(1)  # loads the kernel, which a capture must not do
+        one.add_(1)  # load the kernel, which is not allowed during a capture
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             one.add_(1)
@@ -103,7 +103,7 @@ def _of_no_bytes(name: str) -> Callable[[int], int]:
 
 
 class _Pages:
-    """Memory at an address, as torch takes it (`__cuda_array_interface__`); managed pages are freed with it."""
+    """Managed memory, passed to torch by its address (`__cuda_array_interface__`) and freed with this object."""
 
     def __init__(self, size: int, runtime: ctypes.CDLL) -> None:
         self.size, self.runtime, address = size, runtime, ctypes.c_void_p()
@@ -116,14 +116,14 @@ class _Pages:
         }  # fmt: skip
 
     def to_host(self) -> None:
-        """Write all pages by the host, so that they lie there."""
+        """Write all pages from the host, so that they reside there."""
         ctypes.memset(self.address, 0, self.size)
 
     def prefetch(self) -> None:
-        """Have the pages come to device 0, in the current stream."""
+        """Prefetch the pages to device 0, in the current stream."""
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         where, size = ctypes.c_void_p(self.address), ctypes.c_size_t(self.size)
-        if int((torch.version.cuda or "0").partition(".")[0]) >= 13:  # a location instead of a number, and flags
+        if int((torch.version.cuda or "0").partition(".")[0]) >= 13:  # takes a location, not a number, and flags
             status = self.runtime.cudaMemPrefetchAsync(where, size, _Location(1, 0), ctypes.c_uint(0), stream)
         else:
             status = self.runtime.cudaMemPrefetchAsync(where, size, ctypes.c_int(0), stream)
@@ -136,7 +136,7 @@ class _Pages:
 
 
 class _Location(ctypes.Structure):
-    """`cudaMemLocation`: 1 is a device."""
+    """`cudaMemLocation`; kind 1 is a device."""
 
     _fields_ = (("kind", ctypes.c_int), ("number", ctypes.c_int))
 
@@ -152,7 +152,7 @@ def _runtime() -> ctypes.CDLL:
 
 
 def _of_host_pages(name: str, size: int) -> Callable[[int], int]:
-    """Return how a device reads memory that lies on the host, by its own clock; pages are brought back before each."""
+    """Return a function that times a device's access to host memory, by its clock; pages return to the host before."""
     pages = None if name == "zero-copy" else _Pages(size, _runtime())
     if pages is None:
         pinned = torch.ones(size // 4, pin_memory=True)
@@ -182,7 +182,7 @@ def _of_host_pages(name: str, size: int) -> Callable[[int], int]:
 
 
 class _Pinned:
-    """Pinned memory of the host as a device sees it, at the same address."""
+    """Pinned host memory as a device sees it, at the same address."""
 
     def __init__(self, held: torch.Tensor) -> None:
         self.held = held
@@ -202,7 +202,7 @@ def _by_the_host(into: torch.Tensor, source: torch.Tensor, calls: int) -> int:
 
 
 def _on_device(ways: list[tuple[torch.Tensor, torch.Tensor]], streams: list[Any], calls: int) -> int:
-    """Return the nanoseconds from the first start to the last end, while a device waits until all are queued."""
+    """Return the nanoseconds from the first start to the last end; the device spins until all transfers are queued."""
     start, ends = torch.cuda.Event(enable_timing=True), [torch.cuda.Event(enable_timing=True) for _ in streams]
     torch.cuda.synchronize()
     torch.cuda._sleep(SPIN_CYCLES)

@@ -1,8 +1,8 @@
-"""What has to be equal for timings to be compared, and what is noted beside it.
+"""Properties that have to be equal for timings to be compared, and circumstances that are only noted.
 
-The environment is processor, memory, cores, devices, versions of the libraries that have the kernels, and variables
-that change which one is taken. Its hash is part of where timings lie. The number of threads belongs to the spec.
-Circumstance, such as the load of the machine, is noted and may differ.
+The environment is processor, memory, cores, devices, versions of the libraries that contain the kernels, and variables
+that change which kernel is chosen. Its hash is part of the path of the stored timings. The number of threads belongs to
+the spec. Circumstances, such as the load of the machine, are noted and may differ.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ VARIABLES = re.compile(
 """Variables that change which kernel runs, or how."""
 
 NOT_OF_KERNELS = re.compile(r"\w*(NUM_THREADS|VERBOSE\w*|_LOG\w*|DISPLAY\w*)")
-"""Those among them that do not: threads are part of a spec."""
+"""Those of `VARIABLES` that do not change kernels; the number of threads is part of a spec."""
 
 FLAGS = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile", "fma", "asimd", "sve", "bf16")
 KIND = "environment"
-"""Of entries in the cache."""
+"""Kind of the cache entries that this module writes."""
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where timings were taken."""
+    """The environment in which timings were taken."""
 
     equal: Mapping[str, Any]
-    """What has to be equal for timings to be compared: plain values."""
+    """Properties that have to be equal for timings to be compared, as plain values."""
 
     noted: Mapping[str, Any] = field(default_factory=dict)
-    """What may differ."""
+    """Circumstances that may differ."""
 
     @cached_property
     def hash(self) -> str:
-        """16 hexadecimal digits of what has to be equal."""
+        """Hash of `equal`, as 16 hexadecimal digits."""
         text = json.dumps(self.equal, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def name(self) -> str:
-        """One line for people: processor, cores, torch."""
+        """One line for display: devices, or processor and cores; and the version of torch."""
         equal = self.equal
         devices = [str(each.get("name")) for each in equal.get("devices") or () if isinstance(each, dict)]
         what = ", ".join(devices) or f"{equal.get('cpu')}, {equal.get('cores')} cores"
@@ -65,7 +65,7 @@ class Environment:
 
 @lru_cache(maxsize=1)
 def here() -> Environment:
-    """Return the environment of this process; PyTorch is loaded if it is installed and nothing is kept of it."""
+    """Return the environment of this process; PyTorch is loaded if it is installed and the cache has no entry."""
     equal = {
         "cpu": machine.cpu_model(),
         "machine": os.uname().machine,
@@ -82,7 +82,7 @@ def here() -> Environment:
 
 
 def noted() -> dict[str, Any]:
-    """Return the circumstances of now."""
+    """Return the current circumstances."""
     one = next(iter(os.getloadavg()), None) if hasattr(os, "getloadavg") else None
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     turbo = Path("/sys/devices/system/cpu/intel_pstate/no_turbo")
@@ -97,7 +97,7 @@ def noted() -> dict[str, Any]:
 
 
 def caches() -> list[tuple[int, int]]:
-    """Return level and bytes of the caches of data that a core sees, smallest first; none if they cannot be told."""
+    """Return level and bytes of each data cache that a core sees, sorted; empty if the system does not report them."""
     found = []
     for place in sorted(CACHES.glob("index[0-9]*")):
         level, size, kind = (_read(place / name) for name in ("level", "size", "type"))
@@ -134,7 +134,7 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _torch() -> dict[str, Any]:
-    """Return versions of PyTorch and its libraries, and the devices; what is kept of the same software, if anything."""
+    """Return versions of PyTorch and its libraries, and the devices; from the cache if the software is unchanged."""
     software = None if cached.has_devices() else cached.software_before_torch()
     with contextlib.suppress(ValueError):
         found = json.loads(cached.read(KIND, software) or "null")

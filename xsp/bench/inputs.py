@@ -1,7 +1,7 @@
 """Tensors for a block's inputs: synthetic, by rules per operator. Imports torch: import it where it is needed.
 
-Floating point is normal with unit scale: zeros let devices skip work, and denormals make processors slow. What is a
-variance is positive. Integers that are positions lie within what they are positions of; masks are true.
+Floating-point values are normal with unit scale: zeros let devices skip work, and denormals slow processors down.
+Variances are positive. Integers that are positions lie within the dimension that they index; masks are true.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import torch
 from xsp.graph.node import Call, Tensor
 
 POOL = 1 << 20
-"""Random values that are drawn; larger tensors repeat them."""
+"""Number of random values that are drawn; larger tensors repeat them."""
 
 
 class NotTimeable(Exception):
-    """A block that cannot be run by itself; the message is the reason."""
+    """Raised for a block that cannot be run on its own; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How the values of an input are made."""
+    """A rule by which the values of an input are generated."""
 
     high: int | None = None
-    """Integers from 0 up to this, evenly; None: not positions."""
+    """Exclusive upper bound of uniformly drawn integers; None if the values are not positions."""
 
     positive: bool = False
-    """Floating point above a half."""
+    """Whether floating-point values are above 0.5."""
 
     share: bool = False
-    """Floating point between 0 and 1."""
+    """Whether floating-point values lie between 0 and 1."""
 
     rising: int | None = None
-    """Integers that rise evenly from 0 to this: offsets."""
+    """Upper end of integers that rise evenly from 0: offsets."""
 
     ends: bool = False
-    """With `rising`: where groups end and not where they begin, so that the last one is all."""
+    """Whether the values of `rising` are the ends of groups instead of their starts, so that the last is `rising`."""
 
     one: bool = False
-    """Integers of 1."""
+    """Whether all integers are 1."""
 
     guessed: bool = False
-    """No rule is known though the time may depend on the values."""
+    """Whether no rule is known although the time may depend on the values."""
 
 
 POSITIVE = ("var", "invstd", "rstd", "std", "scale")
@@ -67,12 +67,12 @@ SHARES = ("bernoulli", "binary_cross_entropy", "logit")
 
 
 def rule(call: Call, name: str, place: int) -> Rule:
-    """Return how the values of an argument's tensor are made.
+    """Return the rule for the values of an argument's tensor.
 
     Args:
-        call: with shapes of all its tensors.
-        name: of the argument.
-        place: in its list, if it is one.
+        call: call with the shapes of all its tensors.
+        name: name of the argument.
+        place: position of the tensor in the argument, if that is a list.
     """
     op = call.op.partition("::")[2].strip("_").removeprefix("foreach_")
     special = _POSITIONS.get(call.op.partition("::")[2].rstrip("_") or "")
@@ -92,7 +92,7 @@ def _size(tensor: Any, dim: int) -> int:
 
 
 def _along(argument: str, source: str = "self") -> Callable[[Mapping[str, Any], str, int], Rule | None]:
-    """Positions along a dimension of another tensor."""
+    """Return a rule for positions along the dimension `dim` of another argument."""
 
     def found(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
         return Rule(high=_size(given[source], int(given["dim"]))) if name == argument else None
@@ -115,7 +115,7 @@ def _embedding_backward(given: Mapping[str, Any], name: str, place: int) -> Rule
 
 
 def _index(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    """Each tensor of the list holds positions along its own dimension; masks stand for as many as they have."""
+    """Each tensor of the list holds positions along its own dimension; a mask covers as many dimensions as it has."""
     if name != "indices":
         return None
     before = 0
@@ -132,7 +132,7 @@ def _classes(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
 
 
 def _pooled(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    """Positions in the plane that was pooled."""
+    """Return a rule for positions in the plane that was pooled."""
     return Rule(high=_size(given["self"], -1) * _size(given["self"], -2)) if name == "indices" else None
 
 
@@ -153,7 +153,7 @@ def _counted(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
 
 
 def _ordered(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    """Any values will do: they are compared."""
+    """Return an empty rule: any values will do, because the operator only compares them."""
     return Rule()
 
 
@@ -190,10 +190,10 @@ _POSITIONS: Mapping[str, Callable[[Mapping[str, Any], str, int], Rule | None]] =
 
 
 def size(tensors: list[Tensor]) -> int:
-    """Return the bytes of a storage that holds tensors, each from its beginning.
+    """Return the bytes of a storage that holds all tensors, each of which starts at offset 0.
 
     Raises:
-        NotTimeable: a type is unknown, or not one of dense tensors.
+        NotTimeable: a type is unknown, or dense tensors do not have it.
     """
     return max(_extent(each) * dtype(each).itemsize for each in tensors)
 
@@ -202,7 +202,7 @@ def dtype(tensor: Tensor) -> torch.dtype:
     """Return the type of a tensor.
 
     Raises:
-        NotTimeable: it is unknown, or not one of dense tensors.
+        NotTimeable: the type is unknown, or dense tensors do not have it.
     """
     found = getattr(torch, tensor.dtype or "", None)
     if not isinstance(found, torch.dtype) or found.is_floating_point is None or str(found).startswith("torch.q"):
@@ -211,7 +211,7 @@ def dtype(tensor: Tensor) -> torch.dtype:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Return how many elements of a storage a tensor reaches over."""
+    """Return the number of elements of its storage that a tensor spans."""
     if tensor.shape is None:
         raise NotTimeable("a shape is unknown")
     if 0 in tensor.shape:
@@ -222,17 +222,17 @@ def _extent(tensor: Tensor) -> int:
 
 
 class Values:
-    """Makes tensors; equal seeds make equal values."""
+    """A generator of tensors; equal seeds give equal values."""
 
     def __init__(self, seed: int = 0) -> None:
         self._drawn = torch.Generator().manual_seed(seed)
         self._normal = torch.randn(POOL, generator=self._drawn)
 
     def storage(self, tensors: list[Tensor], how: Rule) -> list[torch.Tensor]:
-        """Return tensors that lie in one storage, each from its beginning.
+        """Return tensors that share one storage, each of which starts at offset 0.
 
         Raises:
-            NotTimeable: there are no values of their type.
+            NotTimeable: no values can be made for a tensor's type.
         """
         kind = dtype(tensors[0])
         length = -(-size(tensors) // kind.itemsize)

@@ -1,4 +1,4 @@
-"""What is asked of transfers and collectives, timed into the table, and what the table says of them."""
+"""Requests for timings of transfers and collectives: their specs, timing into the table, and the resulting curves."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from xsp.processes import cores
 
 MOUNTS = Path("/proc/self/mounts")
 IN_MEMORY = ("tmpfs", "ramfs")
-"""Kinds of file systems whose files are memory."""
+"""File systems whose files lie in memory."""
 
 MOST_RANKS = 16
 MOST_NAMED = 4
-"""Families that a line names one by one."""
+"""Most families that a line lists by name."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be timed."""
+    """A request: the specs to be timed."""
 
     specs: tuple[Spec, ...]
     refused: tuple[str, ...] = ()
-    """A line for each kind that cannot be had here."""
+    """One line for each missing resource, with the families that are left out."""
 
     directory: Path | None = None
 
@@ -50,17 +50,17 @@ def asked(
     """Return the specs of transfers or of collectives.
 
     Args:
-        timings: of the machine that is asked about; its devices decide what is left out.
+        timings: timings of the machine; its devices decide which families are left out.
         what: `transfers` or `collectives`.
-        families: names with commas, of families or their groups; all unless told otherwise.
-        ranks: of collectives.
-        threads: of what threads of torch do (one, and as many as there are cores), or of each rank (one).
-        directory: where storage is timed.
-        times: whether they are to be timed, so that the directory needs room.
+        families: comma-separated names of families or of their groups; default: all.
+        ranks: numbers of ranks of collectives.
+        threads: numbers of torch threads of transfers (default: one, and the number of cores), or of each rank (one).
+        directory: folder in which storage is timed; default: the folder for temporary files.
+        times: whether the specs are to be timed, so that the directory needs room.
 
     Raises:
-        UsageError: there is no such family, it needs a device or a folder with room and there is none, or ranks are
-            below 2 or too many.
+        UsageError: there is no such family, all families lack a device or another resource, there is no such folder,
+            or a number of ranks is below 2 or too large.
     """
     if what == COLLECTIVES:
         if not all(2 <= each <= MOST_RANKS for each in ranks):
@@ -80,10 +80,10 @@ def asked(
 
 
 def _here(names: Sequence[str], devices: int, place: Path, times: bool) -> tuple[list[str], list[str]]:
-    """Return the families that this machine has what they need for, and a line for each kind of the others.
+    """Return the families for which this machine has the resources, and one line per missing resource for the others.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no family is left.
     """
     every = FAMILIES.values()
     own = [each for each in names if FAMILIES[each].in_folder]
@@ -115,7 +115,7 @@ def _here(names: Sequence[str], devices: int, place: Path, times: bool) -> tuple
 
 
 def _no_room(place: Path, size: int) -> str | None:
-    """Return why files of so many bytes cannot be made in a folder; None if they can."""
+    """Return the reason why files of `size` bytes cannot be created in a folder; None if they can."""
     try:
         with tempfile.TemporaryFile(dir=place):
             free = os.statvfs(place)
@@ -127,15 +127,15 @@ def _no_room(place: Path, size: int) -> str | None:
 
 
 def fill(found: Asked, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
-    """Time what has no timing yet, in this order, and return how many timings there are of it now.
+    """Time the specs that have no timing yet, in their order, and return how many of them got a figure.
 
     Raises:
-        BenchError: as `xsp.bench.plan.fill`.
+        BenchError: see `xsp.bench.plan.fill`.
     """
     before = os.environ.get(DIRECTORY)
     try:
         if found.directory is not None:
-            os.environ[DIRECTORY] = str(found.directory.absolute())  # read by the process that times
+            os.environ[DIRECTORY] = str(found.directory.absolute())  # read by the worker process
         made = plan.fill(found.specs, timings, seconds, progress, again=again, limits=LIMITS, in_order=True)
     finally:
         if before is None:
@@ -146,14 +146,14 @@ def fill(found: Asked, timings: Timings, seconds: float, progress: Progress, *, 
 
 
 def known(found: Asked, timings: Timings) -> tuple[list[Curve], int]:
-    """Return the curves of what was asked for, and how many of its specs have no timing."""
+    """Return the curves of the requested specs, and how many of the specs have no timing."""
     of = timings.of(found.specs)
     there = [each for each in of.values() if each.taken_ns]
     return transfers.curves(there), len(of) - len(there)
 
 
 def filesystem(place: Path) -> str:
-    """Return the kind of file system that a folder lies on, `ext4`; empty if it cannot be told."""
+    """Return the type of the file system of a folder, such as `ext4`; empty if the system does not report it."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""The runtime `transfers`: what is moved in memory, between processes, to and from storage.
+"""The runtime `transfers`: transfers in memory, between processes, and to and from storage.
 
-What is moved to and from devices is in `xsp.bench.devicemoves`. Imports torch: import it where it is needed. Buffers
-are filled before they are timed, so that none has fresh pages, but for `first-touch`, which is about those.
+Transfers to and from devices are in `xsp.bench.devicemoves`. Imports torch: import it where it is needed. Buffers are
+written before they are timed, so that no page is fresh, except for `first-touch`, which measures fresh pages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MESSAGE_BYTES = 64 << 20
 
 
 class Transfers:
-    """Prepares specs of `xsp.bench.transfers`."""
+    """The runtime that prepares specs of `xsp.bench.transfers`."""
 
     name = transfers.TRANSFERS
 
@@ -38,8 +38,8 @@ class Transfers:
         """Return a transfer ready to be timed.
 
         Raises:
-            NotTimeable: it cannot be done here; the message says why.
-            MemoryError: it takes more than it may.
+            NotTimeable: the transfer is not possible on this machine; the message is the reason.
+            MemoryError: the buffers exceed the limit.
         """
         name, given = transfers.arguments(spec)
         family, size = FAMILIES.get(name), int(given.get("bytes", 0))
@@ -67,7 +67,7 @@ def _memory(name: str, size: int) -> Prepared:
     one, other, third = (torch.ones(size // 4) for _ in range(3))
     if name == "memcpy":
         move, there, here = ctypes.memmove, one.data_ptr(), other.data_ptr()
-        return Prepared(lambda a, b: move(there, here, size), [(one, other)])  # keeps both alive
+        return Prepared(lambda a, b: move(there, here, size), [(one, other)])  # the arguments keep both tensors alive
     if name == "strided":
         rows = [torch.ones(2 * size // ROW, ROW // 4)[::2] for _ in range(2)]
         return Prepared(torch.Tensor.copy_, [(rows[0], rows[1])])
@@ -111,7 +111,7 @@ def _first_touch(size: int, huge: bool) -> Callable[[int], int]:
 
 @functools.lru_cache(maxsize=2)
 def _partner(folder: Path | None) -> Partner:
-    """Return the process that messages go to; what both map in memory is a file of the folder, where there is one."""
+    """Return the partner process that receives messages; with a folder, the memory that both map is a file in it."""
     try:
         return Partner(MESSAGE_BYTES, folder)
     except OSError as error:
@@ -129,13 +129,13 @@ def _setting(path: str) -> str:
 
 
 def directory() -> Path:
-    """Return where storage is timed."""
+    """Return the folder in which storage is timed."""
     return Path(os.environ.get(DIRECTORY) or tempfile.gettempdir())
 
 
 @functools.lru_cache(maxsize=2)
 def _file(purpose: str, size: int) -> int:
-    """Return a file without a name, filled, stored, as a descriptor."""
+    """Return the descriptor of an unnamed file that is filled and synced to storage."""
     place = directory()
     try:
         free = os.statvfs(place)
@@ -176,7 +176,7 @@ def _storage(name: str, size: int) -> Prepared:
 
 
 def _mapped(number: int, size: int) -> None:
-    """Map a file, touch each page, and take the mapping back: pages that are mapped are not dropped from the cache."""
+    """Map a file, touch each page, and unmap it again: mapped pages would not be dropped from the page cache."""
     with mmap.mmap(number, size, prot=mmap.PROT_READ) as whole:
         view = np.frombuffer(whole, np.uint8)
         view[::PAGE].sum()

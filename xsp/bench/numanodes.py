@@ -1,7 +1,7 @@
 """NUMA nodes of this machine, and copies from one of them to another.
 
-Pages are bound to a node by the system call `mbind`, as there may be no libnuma. Neither torch nor the table engine is
-needed here.
+Pages are bound to a node by the system call `mbind`, because libnuma may be missing. Neither torch nor the table engine
+is needed here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 NODES = Path("/sys/devices/system/node")
 
 _MBIND = {"x86_64": 237, "aarch64": 235, "riscv64": 235, "ppc64le": 259, "s390x": 268}
-"""Number of the system call by machine."""
+"""Machine → number of the system call."""
 
 _BIND = 2
-"""`MPOL_BIND`: pages come from these nodes alone."""
+"""`MPOL_BIND`: pages come only from the given nodes."""
 
 
 def nodes() -> list[int]:
-    """Return the nodes that have memory, in order; none where the system does not tell."""
+    """Return the numbers of the nodes that have memory, in order; empty if the system does not report them."""
     return _numbers("has_memory")
 
 
@@ -35,7 +35,7 @@ def cores_of(node: int) -> set[int]:
 
 
 def _numbers(name: str) -> list[int]:
-    """Return the numbers of a list of the system, `0-3,8`."""
+    """Return the numbers in a list file of the system, such as `0-3,8`."""
     try:
         text = (NODES / name).read_text(encoding="ascii").strip()
         ranges = [[int(end) for end in each.split("-")] for each in text.split(",") if each]
@@ -45,7 +45,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def pair() -> tuple[int, int] | None:
-    """Return a node on which this process may run, and the one that is furthest from it; None where there is none."""
+    """Return a node on which this process may run and the node furthest from it; None if there is no such pair."""
     there = nodes()
     own = next((node for node in there if cores_of(node)), None)
     if own is None or len(there) < 2:
@@ -59,10 +59,10 @@ def pair() -> tuple[int, int] | None:
 
 
 def memory(size: int, node: int) -> ctypes.Array[ctypes.c_char]:
-    """Return so many bytes of memory that lie on a node, written once.
+    """Return `size` bytes of memory on a node, written once.
 
     Raises:
-        OSError: the system does not give them; `strerror` says why in words.
+        OSError: the memory cannot be bound; `strerror` is the reason in words.
     """
     number = _MBIND.get(platform.machine())
     if number is None:
@@ -83,10 +83,10 @@ def memory(size: int, node: int) -> ctypes.Array[ctypes.c_char]:
 
 
 def copying(size: int, far: bool) -> Callable[[int], int]:
-    """Return what times copies of one thread into its own node's memory, from there or from the furthest node.
+    """Return a function that times copies by one thread into its node's memory, from that node or the furthest one.
 
     Raises:
-        OSError: there is one node, or memory cannot be bound; `strerror` says which in words.
+        OSError: there is only one node, or memory cannot be bound; `strerror` is the reason in words.
     """
     found = pair()
     if found is None:

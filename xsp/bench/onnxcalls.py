@@ -1,8 +1,8 @@
 """The runtime `onnxruntime`: a block of ONNX nodes as a model of its own. Imports NumPy: import it where it is needed.
 
-Weights are part of the model, so that the library arranges them when it is loaded, as it does for a whole file. A
-timing is of one run of a session, with inputs and outputs bound beforehand. Values are made up; small integers that a
-node takes as sizes (`Reshape`, `Slice`) are those that give the shapes in the graph.
+Weights are part of the model, so that the library rearranges them when it loads the model, as it does for a whole file.
+A timing covers one run of a session, with inputs and outputs bound beforehand. Values are synthetic; small integers
+that a node takes as sizes (`Reshape`, `Slice`) are chosen to give the shapes in the graph.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from xsp.bench.torchcalls import Prepared
 
 MOST_SESSIONS = 16
-"""Models with weights of their own that take turns in state `chain`."""
+"""Most copies of a model, each with its own weights, that take turns in state `chain`."""
 
 IR_VERSION = 10
 POOL = 1 << 20
-"""Random values that are drawn; larger tensors repeat them."""
+"""Number of random values that are drawn; larger tensors repeat them."""
 
 _VOCABULARY = "onnx"
 _INPUT = re.compile(r"(input|outer)\d+")
-"""Names of the arguments of a node that are tensors; the others are its attributes."""
+"""Names of a node's arguments that are tensors; all other arguments are attributes."""
 
 
 class OnnxRuntime:
-    """Prepares blocks whose nodes ONNX Runtime has."""
+    """The runtime that prepares blocks whose nodes ONNX Runtime supports."""
 
     name = "onnxruntime"
 
@@ -44,14 +44,14 @@ class OnnxRuntime:
         """Return a block with its inputs; see `xsp.bench.torchcalls.Torch.prepare`.
 
         Raises:
-            NotTimeable: it cannot be run by itself, or the library is missing.
-            MemoryError: it takes more than it may.
+            NotTimeable: the block cannot be run on its own, or the library is missing.
+            MemoryError: the tensors exceed the limit.
         """
         from xsp.bench.torchcalls import Prepared, flushed
 
         model = _Model(spec.block)
         weight_bytes = sum(_bytes(each) for each in model.weights.values())
-        held = sum(_bytes(each) for each in model.given.values()) + 2 * weight_bytes  # the library arranges a copy
+        held = sum(_bytes(each) for each in model.given.values()) + 2 * weight_bytes  # the library copies them
         made = sum(each.bytes or 0 for each in model.made.values())
         if held + made > limit_bytes:
             raise MemoryError(f"its tensors take {(held + made) / 2**30:.1f} GiB")
@@ -69,21 +69,21 @@ class OnnxRuntime:
 
 
 class _Model:
-    """A block as nodes with names, and the tensors that it is given and makes."""
+    """A block as nodes with named tensors: the model's inputs, weights, fixed values and outputs."""
 
     def __init__(self, block: Block) -> None:
         self.given: dict[str, Tensor] = {}
-        """Inputs of the model: activations."""
+        """Name → input of the model (activation)."""
 
         self.weights: dict[str, Tensor] = {}
         self.fixed: dict[str, np.ndarray] = {}
-        """Small values that are known."""
+        """Name → small input whose values follow from the shapes."""
 
         self.high: dict[str, int] = {}
-        """Input → below which its integers are, as positions."""
+        """Name of an input of positions → exclusive upper bound of its integers."""
 
         self.made: dict[str, Tensor] = {}
-        """Outputs of the nodes."""
+        """Name → output of a node."""
 
         self.read: set[str] = set()
         self.nodes: list[tuple[Call, list[str], list[str]]] = []
@@ -100,7 +100,7 @@ class _Model:
 
     @property
     def outputs(self) -> dict[str, Tensor]:
-        """What no node of the block reads."""
+        """Outputs that no node of the block reads."""
         return {name: each for name, each in self.made.items() if name not in self.read}
 
     def _add(self, call: Call, wires: Wires) -> None:
@@ -140,7 +140,7 @@ class _Model:
 
 @dataclass
 class _Values:
-    """Makes arrays; one after the other, with equal values in each process."""
+    """A generator of arrays; arrays requested in the same order are equal in each process."""
 
     drawn: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
@@ -148,7 +148,7 @@ class _Values:
         self._normal = self.drawn.standard_normal(POOL, dtype=np.float32)
 
     def of(self, tensor: Tensor, high: int | None, positive: bool = False) -> np.ndarray:
-        """Return an array: normal, or above a half; true; positions below `high`, else ones."""
+        """Return an array: floats are normal, or above 0.5; booleans true; integers below `high`, by default ones."""
         shape, kind = tensor.shape or (), _type(tensor)
         if kind == np.bool_:
             return np.ones(shape, kind)
@@ -168,7 +168,7 @@ class _Run:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        # sessions that take turns wait for each other: one that spins has the core that the next one needs
+        # sessions that take turns wait for each other: spinning threads would occupy the core of the next session
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             serialized = _serialized(onnx, model, values)
@@ -184,13 +184,13 @@ class _Run:
             shapes = [tuple(each.shape()) for each in self._bound.get_outputs()]
         except NotTimeable:
             raise
-        except Exception as error:  # its classes have no other in common
+        except Exception as error:  # ONNX Runtime's errors have no other common base class
             raise NotTimeable(f"ONNX Runtime does not run it ({_first(error)})") from error
         if shapes != [each.shape for each in model.outputs.values()]:
             raise NotTimeable("its outputs have other shapes with the values that are made up for it")
 
     def __call__(self) -> None:
-        """Run it once."""
+        """Run the session once."""
         self._session.run_with_iobinding(self._bound)
 
 
@@ -204,7 +204,7 @@ def _libraries() -> tuple[Any, Any]:
 
 
 def _serialized(onnx: Any, model: _Model, values: _Values) -> bytes:
-    """Return the model as ONNX has it."""
+    """Return the model in ONNX's serialized form."""
     helper, positive = onnx.helper, _positive(model)
     versions: dict[str, int] = {}
     nodes = []
@@ -241,7 +241,7 @@ def _serialized(onnx: Any, model: _Model, values: _Values) -> bytes:
 
 
 def _made_at_least(onnx: Any, call: Call, op: str, domain: str, version: int) -> int:
-    """Return how many outputs a node has at least: those that nobody reads are not in a graph."""
+    """Return the least number of outputs that a node has: the graph omits outputs that no node reads."""
     stated = dict(call.arguments)
     least = [1]
     if op == "Split":
@@ -257,7 +257,7 @@ def _attributes(onnx: Any, call: Call, op: str, domain: str, version: int) -> li
     """Return the attributes of a node.
 
     Raises:
-        NotTimeable: one is a graph or a tensor, of which the graph has the shape alone.
+        NotTimeable: an attribute is a graph or a tensor, of which the graph holds only the shape.
     """
     try:
         declared = onnx.defs.get_schema(op, version, domain).attributes
@@ -296,7 +296,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _positive(model: _Model) -> set[str]:
-    """Return the inputs whose values are above a half: variances, and what roots and logarithms are taken of."""
+    """Return the inputs whose values are above 0.5: variances, divisors, and operands of roots and logarithms."""
     found = set()
     for call, inputs, _ in model.nodes:
         op = call.op.partition("::")[2]
@@ -315,7 +315,7 @@ def _axis(call: Call, usual: int = 0) -> int:
 
 
 def _positions(call: Call, place: int) -> int | None:
-    """Return below which the integers of an input are; None if they are no positions."""
+    """Return the exclusive upper bound of an input's integers; None if they are not positions."""
     op = call.op.partition("::")[2]
     first = call.inputs[0].shape or ()
     if op in ("Gather", "GatherElements", "ScatterElements", "Scatter") and place == 1 and first:
@@ -330,7 +330,7 @@ Solve = Callable[[Call, tuple[int, ...], tuple[int, ...], Tensor], Any]
 
 
 def _sizes(call: Call, place: int, tensor: Tensor) -> np.ndarray | None:
-    """Return a small input that decides on the shape of the output, from both shapes; None for any other input."""
+    """Return the values of a small input that determines the output shape, by both shapes; None for any other input."""
     solve = _SIZES.get((call.op.partition("::")[2], place))
     if solve is None or not call.outputs:
         return None
@@ -342,7 +342,7 @@ def _sizes(call: Call, place: int, tensor: Tensor) -> np.ndarray | None:
 
 
 def _reduced(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
-    """Return the dimensions that a reduction leaves out, or makes 1; of those that it could be the last ones."""
+    """Return the dimensions that a reduction drops or sets to 1; if ambiguous, it drops the last ones."""
     if dict(call.arguments).get("keepdims", 1):
         changed = [place for place, (was, size) in enumerate(zip(before, after, strict=True)) if was != size]
         others = [place for place, size in enumerate(after) if size == 1 and place not in changed]
@@ -357,7 +357,7 @@ def _reduced(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor
 
 
 def _parts(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
-    """Return the lengths of parts; those that nobody reads share what is left."""
+    """Return the lengths of parts; parts that no node reads share the remaining length."""
     found = [(each.shape or ())[_axis(call)] for each in call.outputs]
     others = prod(tensor.shape or ()) - len(found)
     left = before[_axis(call)] - sum(found)
@@ -365,7 +365,7 @@ def _parts(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: 
 
 
 def _sliced(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
-    """Return the dimensions that are cut: those that become shorter, then others, as many as there are ends."""
+    """Return the dimensions that are cut: those that become shorter, then others, until there is one for each end."""
     count = prod(tensor.shape or ())
     if not any(name == "input3" and value is not None for name, value in call.arguments):
         return list(range(count))
@@ -398,10 +398,10 @@ _SIZES: Mapping[tuple[str, int], Solve] = {
     ("Range", 0): lambda call, before, after, tensor: 0,
     ("Range", 1): lambda call, before, after, tensor: after[0],
     ("Range", 2): lambda call, before, after, tensor: 1,
-    ("Pow", 1): lambda call, before, after, tensor: np.full(tensor.shape or (), 2),  # as norms have it
+    ("Pow", 1): lambda call, before, after, tensor: np.full(tensor.shape or (), 2),  # the exponent in norms
     **{(name, 1): _reduced for name in _REDUCES},
 }
-"""Operator and number of the input → what it must be for the output to have its shape."""
+"""Operator and number of the input → function that returns the values that give the output its shape."""
 
 
 def _first(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""The other process of transfers between processes, and both ends of what they are sent through.
+"""The partner process of transfers between processes, and both ends of the channels between the two.
 
-Everything that connects the two is inherited and has no name: pipes, pairs of sockets, a file that both map.
-So nothing is left behind, whichever of them is killed. The other process needs neither torch nor the table engine.
+The partner inherits all channels, and none has a name: pipes, socket pairs, a file that both map. So nothing is left
+behind, whichever of the two is killed. The partner process needs neither torch nor the table engine.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from xsp import processes
 _CODE = processes.calling("xsp.bench.partner", "answer")
 
 MAPPED = ("shared-memory", "mapped-file")
-"""Families whose messages lie in what both map: a memfd, or a file of a folder."""
+"""Families whose messages lie in memory that both processes map: a memfd, or a file in a folder."""
 
 PATIENCE_S = 15.0
-"""For the other process to start, or to answer."""
+"""Seconds to wait for the partner to start or to answer."""
 
 
 class Ended(Exception):
-    """The other process is no more, or does not answer."""
+    """Raised if the other process has ended."""
 
 
 class Ends:
-    """What this process has of all that connects both."""
+    """This process's ends of all channels."""
 
     def __init__(self, control: int, pipe_in: int, pipe_out: int, local: int, tcp: int, shared: int, size: int) -> None:
         self.control = socket.socket(fileno=control)
@@ -46,7 +46,7 @@ class Ends:
         self.held = memoryview(bytearray(size))
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all channels."""
         self.held.release()
         self.memory.close()
         for each in (self.control, *self.sockets.values()):
@@ -91,7 +91,7 @@ class Ends:
             self.sockets[how].sendall(b"x")
 
     def _exchange(self, over: socket.socket, size: int) -> None:
-        """Send and receive so many bytes at once."""
+        """Send and receive `size` bytes at the same time."""
         sent = got = 0
         over.setblocking(False)
         try:
@@ -127,17 +127,17 @@ def _fill(over: socket.socket, what: memoryview) -> None:
 
 
 class Partner:
-    """The other process, as the one that times sees it."""
+    """The partner process, as seen by the process that times."""
 
     def __init__(self, size: int, folder: Path | None = None) -> None:
-        """Start it.
+        """Start the partner process.
 
         Args:
             size: bytes of the largest message.
-            folder: in which the file lies that both map; one in memory (a memfd) without it.
+            folder: folder for the file that both map; without it, both map a file in memory (a memfd).
 
         Raises:
-            OSError: it cannot be started, there is no loopback, or the folder has no room.
+            OSError: the process cannot be started, there is no loopback, or the folder has no room.
         """
         shared = _shared(size, folder)
         there, back = os.pipe(), os.pipe()
@@ -160,7 +160,7 @@ class Partner:
             each.settimeout(PATIENCE_S)
 
     def timed(self, how: str, size: int) -> Callable[[int], int]:
-        """Return what times so many messages; one before them is not timed."""
+        """Return a function that times a number of messages; one message before them is not timed."""
 
         def batch(calls: int) -> int:
             try:
@@ -178,14 +178,14 @@ class Partner:
         return batch
 
     def end(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
         self.ends.close()
 
 
 def _shared(size: int, folder: Path | None) -> int:
-    """Return a file without a name, as a descriptor; all its bytes are reserved, so that writing a mapping cannot fail.
+    """Return the descriptor of an unnamed file; its bytes in a folder are reserved, so writes to a mapping cannot fail.
 
     Raises:
         OSError: there is no room.
@@ -200,13 +200,13 @@ def _shared(size: int, folder: Path | None) -> int:
 
 
 def _tcp_pair() -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a connection on loopback; nothing listens after that."""
+    """Return both ends of a connection on loopback; nothing is listening afterwards."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(1)
         one = socket.create_connection(listening.getsockname(), PATIENCE_S)
         other, whose = listening.accept()
-        if whose != one.getsockname():  # somebody else was faster
+        if whose != one.getsockname():  # another process connected first
             raise OSError("another process connected")
     for each in (one, other):
         each.settimeout(None)
@@ -215,7 +215,7 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def answer(parent: int, *numbers: int) -> None:
-    """Be the other process: receive what is asked for, until the first one ends."""
+    """Run as the partner process: receive the requested messages until the first process ends."""
     processes.end_with_parent(parent)
     ends = Ends(*numbers)
     with contextlib.suppress(OSError, Ended):

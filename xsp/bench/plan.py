@@ -1,4 +1,4 @@
-"""Which specs a graph consists of, in which order they are worth timing, and how a budget is spent on them."""
+"""Specs that a graph consists of, the order in which they are worth timing, and how a time budget is spent on them."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from xsp.processes import cores
 from xsp.version import __version__
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is timed, how many are done, and how many there are."""
+"""Callback that is given the name of what is timed, the number of specs done, and the total."""
 
 A_SITTING = 16
-"""Specs that take turns."""
+"""Most specs that take turns in one sitting."""
 
 A_SPEC_S = 0.4
-"""What a spec takes, about: where less is left than a whole sitting takes, fewer sit."""
+"""Approximate seconds to time a spec; if less time is left than a full sitting takes, fewer specs take turns."""
 
 LEAST_S = 1.0
-"""To time in, however long the process that times took to start."""
+"""Least seconds for timing, however long the worker process took to start."""
 
 ONNX_RUNTIME = "onnxruntime"
-"""Name of a runtime, and of the library that it takes."""
+"""Name of a runtime, and of the library that it needs."""
 
 OVERHEADS = ("overhead/module_call", "overhead/op_call")
 
 ROUGH_FLOPS, ROUGH_BYTES, ROUGH_CALL_S = 50e9, 10e9, 5e-6
-"""Of a core: good enough to say what is timed first, and used for nothing else."""
+"""Rough rates and call overhead of a core, only good enough to decide what is timed first, and not used elsewhere."""
 
 SHOWN = 40
 
 PRIVATE_BYTES = 1 << 20
-"""Of the caches that belong to one core, where the system does not tell."""
+"""Bytes of the caches that belong to one core, if the system does not report them."""
 
 MOST_STATE = 2
-"""Bytes that an optimizer keeps for each of a weight, where a trace does not tell: Adam's, most of the common ones."""
+"""Bytes of optimizer state per byte of weights if a trace does not report it: Adam's, the most of the common ones."""
 
 
 def specs(
@@ -66,8 +66,8 @@ def specs(
         graph: the graph; if only the order of its calls is known, each call is a block of its own.
         granularity: computing calls per block.
         stride: computing calls from the start of one block to the next; default: the granularity.
-        state: state of the caches. `chain` becomes `warm` if the weights of the whole graph fit into the caches of the
-            cores, where a step finds them.
+        state: state of the caches. `chain` becomes `warm` if the weights of the whole graph fit into the cores' private
+            caches, where a step finds them.
         threads: number of threads; default: as many as the process may use.
         variants: names, see `xsp.bench.variants`; each applies to the blocks that it can change.
         runtime: name in the entry points `xsp.runtimes`.
@@ -93,7 +93,7 @@ def specs(
 
 
 def _applies(spec: Spec) -> bool:
-    """Return whether a variant may compute a block otherwise.
+    """Return whether a variant may compute a block in a different way.
 
     Raises:
         BenchError: there is no such variant.
@@ -110,11 +110,11 @@ def _applies(spec: Spec) -> bool:
 
 
 def coverage(pairs: Iterable[tuple[Spec, int]], timings: Timings) -> tuple[float, float]:
-    """Return the shares of calls, and of their expected time, that have a figure; 0 of no calls.
+    """Return the shares of calls, and of their expected time, that have a figure; 0 without calls.
 
     Args:
-        pairs: specs, and how often each occurs.
-        timings: what is known.
+        pairs: specs, and the number of occurrences of each.
+        timings: the existing timings.
     """
     counted = [(count, worth(spec, count), timings.get(spec.key)) for spec, count in pairs]
     timed = [(count, value) for count, value, found in counted if found is not None and found.is_timed]
@@ -123,7 +123,7 @@ def coverage(pairs: Iterable[tuple[Spec, int]], timings: Timings) -> tuple[float
 
 
 def settled(graph: Graph, state: CacheState) -> CacheState:
-    """Return the state that a graph's blocks are in: `chain` is `warm` for weights that the cores' caches hold."""
+    """Return the cache state of a graph's blocks: `chain` becomes `warm` if the cores' caches hold the weights."""
     if state is not CacheState.CHAIN:
         return state
     if graph.values:
@@ -201,11 +201,11 @@ def fill(
     called = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME}
     empty = [each for threads in called for each in overheads(threads)]
     empty = [each for each in empty if timings.get(each.key) is None and each.key not in pairs]
-    ordered = [*ordered[:1], *empty, *ordered[1:]]  # where there is time for one, it is one that was asked for
+    ordered = [*ordered[:1], *empty, *ordered[1:]]  # if there is time for only one, it is a requested one
     total = len(refused) + len(ordered)
     until = time.monotonic() + seconds
     progress("starting", len(made), total)
-    for place, threads in enumerate(dict.fromkeys(spec.threads for spec in ordered)):  # one size of the pool a process
+    for place, threads in enumerate(dict.fromkeys(spec.threads for spec in ordered)):  # a process has one pool size
         if place and time.monotonic() >= until:
             break
         left = [spec for spec in ordered if spec.threads == threads]
@@ -223,7 +223,7 @@ def fill(
 
 
 def refusal(spec: Spec) -> str:
-    """Return why no machine could time a spec, as far as that is known beforehand; empty for most."""
+    """Return the reason why no machine could time a spec, as far as known beforehand; empty for most specs."""
     if spec.runtime not in ("torch", ONNX_RUNTIME):
         return ""
     nodes = [call.op for call in spec.block.calls if call.op.startswith("onnx::")]
@@ -237,7 +237,7 @@ def _refused(spec: Spec, reason: str) -> Timing:
 
 
 def runtime_of(graph: Graph) -> str:
-    """Return the runtime that runs a graph's calls."""
+    """Return the name of the runtime that runs a graph's calls."""
     return ONNX_RUNTIME if graph.source is Source.ONNX else "torch"
 
 
@@ -256,16 +256,16 @@ def _check_runtimes(asked: Iterable[str]) -> None:
 
 
 def has_onnx_runtime() -> bool:
-    """Return whether the library is installed that nodes of ONNX are timed by."""
+    """Return whether ONNX Runtime, which times nodes of ONNX, is installed."""
     return find_spec(ONNX_RUNTIME) is not None
 
 
 def missing(pairs: Collection[tuple[Spec, int]], timings: Timings | None) -> list[Spec]:
-    """Return specs without a timing, most valuable first, and last those for which memory was not enough before.
+    """Return specs without a timing, most valuable first; specs that needed too much memory before come last.
 
     Args:
-        pairs: specs and how often each occurs.
-        timings: what is known; None for nothing.
+        pairs: specs, and the number of occurrences of each.
+        timings: the existing timings; None for none.
     """
     known = {} if timings is None else {spec.key: timings.get(spec.key) for spec, _ in pairs}
     unknown = [(spec, count) for spec, count in pairs if not _is_known(known.get(spec.key))]
@@ -275,9 +275,9 @@ def missing(pairs: Collection[tuple[Spec, int]], timings: Timings | None) -> lis
 
 
 def _is_known(timing: Timing | None) -> bool:
-    """Return whether a spec need not be timed: what failed under another version of xsp is tried again.
+    """Return whether a spec need not be timed: specs that failed under another version of xsp are tried again.
 
-    So is what needed more memory than it might have: how much that was depends on what else ran.
+    Specs that needed too much memory are tried again too: the available memory depended on what else ran.
     """
     if timing is None or _was_too_large(timing):
         return False
@@ -289,7 +289,7 @@ def _was_too_large(timing: Timing | None) -> bool:
 
 
 def worth(spec: Spec, count: int) -> float:
-    """Return how many seconds of a step a spec stands for, by a rough roofline: what is timed first."""
+    """Return the seconds of a step that a spec accounts for, by a rough roofline; it decides what is timed first."""
     total = 0.0
     for call in spec.block.calls:
         node = Node(call, "", NodeKind.COMPUTE)
@@ -298,13 +298,13 @@ def worth(spec: Spec, count: int) -> float:
 
 
 def overheads(threads: int) -> list[Spec]:
-    """Return what the calls of a module and of an operator cost, as specs of no calls."""
+    """Return the specs, without calls, of the overheads of a module call and an operator call."""
     empty = Block((), ())
     return [Spec(empty, name, CacheState.WARM, threads) for name in OVERHEADS]
 
 
 def _sitting(specs: Sequence[Spec], memory_bytes: int, seconds: float) -> list[Spec]:
-    """Return the first specs that take turns: few enough to be in memory together, and to be timed in these seconds."""
+    """Return the first specs that take turns: few enough to fit into memory together and into the given seconds."""
     most = min(A_SITTING, max(1, int(seconds / A_SPEC_S)))
     sitting: list[Spec] = []
     taken = 0
@@ -317,7 +317,7 @@ def _sitting(specs: Sequence[Spec], memory_bytes: int, seconds: float) -> list[S
 
 
 def footprint(spec: Spec) -> int:
-    """Return the bytes that a spec takes while it is timed, about: inputs, copies of weights, and outputs."""
+    """Return the approximate bytes that a spec takes while it is timed: inputs, copies of weights, and outputs."""
     outside = sum(each.bytes or 0 for each in spec.block.external.values())
     made = sum(each.bytes or 0 for call in spec.block.calls for each in call.outputs)
     return 2 * outside + made + (0 if spec.state is CacheState.WARM else rotated_bytes())

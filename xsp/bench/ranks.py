@@ -1,8 +1,8 @@
-"""The runtime `collectives`: ranks of gloo on this machine, processes of their own that are told what to do.
+"""The runtime `collectives`: gloo ranks on this machine, each a process of its own that receives commands.
 
-The process that times does nothing meanwhile: each rank says by the machine's clock when it began, after a barrier, and
-when it had ended. What is timed is from the last beginning to the last end. The ranks find each other over a file in
-memory without a name, and end with the process that started them.
+The process that times is idle meanwhile: each rank reports, by the machine's clock, when it began, after a barrier, and
+when it ended. A timing spans the last beginning to the last end. The ranks find each other through an unnamed file in
+memory, and end with the process that started them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from xsp.bench.spec import Spec
 _CODE = processes.calling("xsp.bench.ranks", "be")
 
 PATIENCE_S = 60.0
-"""For ranks to start, or to answer."""
+"""Seconds to wait for ranks to start or to answer."""
 
 MOST_RANKS = 64
 
 COMPUTING = ("together-product", "together-copy", "beside")
-"""Collectives in which ranks compute by themselves."""
+"""Collectives in which ranks compute independently."""
 
 CROWDED_NS = 50_000_000
 """Shortest batch in which more ranks compute than there are cores.
@@ -39,7 +39,7 @@ when others have ended, and the time of starting them counted as computing: 5 ti
 
 
 class Collectives:
-    """Prepares specs of collectives of `xsp.bench.transfers`."""
+    """The runtime that prepares the collectives of `xsp.bench.transfers`."""
 
     name = transfers.COLLECTIVES
 
@@ -47,8 +47,8 @@ class Collectives:
         """Return a collective ready to be timed.
 
         Raises:
-            NotTimeable: there is none, or gloo has none of it here.
-            MemoryError: it takes more than it may.
+            NotTimeable: there is no such collective, or gloo cannot run it here.
+            MemoryError: the buffers exceed the limit.
         """
         from xsp.bench.inputs import NotTimeable
         from xsp.bench.rounds import BATCH_NS
@@ -75,11 +75,11 @@ class Collectives:
 
 
 class Refused(Exception):
-    """Ranks that cannot do what they are asked for; the message says why."""
+    """Raised when ranks cannot carry out a command; the message is the reason."""
 
 
 class _Started:
-    """Ranks that were started serve fewer of them too."""
+    """A cache of started ranks; a group also serves requests for fewer ranks."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], Ranks] = {}
@@ -91,27 +91,27 @@ class _Started:
         return fitting[0]
 
     def end(self) -> None:
-        """End all ranks: those of a collective that failed may wait for each other."""
+        """End all ranks: the ranks of a failed collective may still wait for each other."""
         for those in self._known.values():
             those.end()
         self._known.clear()
 
 
 class Ranks:
-    """Processes of one group, which do what they are told."""
+    """A group of rank processes that carry out commands."""
 
     def __init__(self, count: int, threads: int) -> None:
-        """Start them.
+        """Start the processes.
 
         Raises:
-            Refused: they do not start.
+            Refused: the processes do not start.
         """
         self.count = count
         self._those: list[processes.Asked] = []
         store = os.memfd_create("xsp-ranks")
         names = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if Path("/sys/class/net/lo").exists():
-            names["GLOO_SOCKET_IFNAME"] = "lo"  # whatever the name of the machine leads to
+            names["GLOO_SOCKET_IFNAME"] = "lo"  # whatever the host name resolves to
         try:
             for rank in range(count):
                 numbers = os.getpid(), rank, count, threads, store
@@ -132,12 +132,12 @@ class Ranks:
             os.close(store)
 
     def timed(self, asked: dict[str, Any], calls: int) -> int:
-        """Return the nanoseconds of so many collectives, from the last beginning to the last end.
+        """Return the nanoseconds of `calls` collectives, from the last beginning to the last end.
 
-        Of more ranks than cores some begin when others have ended: what they compute counts from the first beginning.
+        If there are more ranks than cores, some begin after others have ended: computing ones count from the first.
 
         Raises:
-            Refused: a rank cannot do it, or does not answer.
+            Refused: a rank cannot run the collective, or does not answer.
         """
         those = self._those[: asked["ranks"]]
         for each in those:
@@ -147,7 +147,7 @@ class Ranks:
         return max(1, max(each["ended"] for each in found) - (min(begun) if _is_crowded(asked) else max(begun)))
 
     def end(self) -> None:
-        """End them."""
+        """End the processes."""
         for each in self._those:
             each.end()
         self._those = []
@@ -173,15 +173,15 @@ _ranks = _Started()
 
 
 def be(parent: int, rank: int, count: int, threads: int, store: int, answers: int) -> None:
-    """Be a rank: do what stdin says, until it ends.
+    """Run as a rank: carry out the commands on stdin until it is closed.
 
     Args:
-        parent: number of the process that started this one.
-        rank: of this one.
-        count: of all.
-        threads: of torch.
-        store: descriptor of the file over which ranks find each other.
-        answers: descriptor to write to.
+        parent: process ID of the parent.
+        rank: rank of this process.
+        count: number of ranks.
+        threads: number of torch threads.
+        store: descriptor of the file through which the ranks find each other.
+        answers: descriptor to which answers are written.
     """
     processes.end_with_parent(parent)
     with os.fdopen(answers, "wb", buffering=0) as out:
@@ -209,7 +209,7 @@ def be(parent: int, rank: int, count: int, threads: int, store: int, answers: in
             except Exception as error:
                 first = next(iter(str(error).splitlines()), "")
                 say({"error": f"gloo refuses it: {type(error).__name__}: {first[:160]}"})
-    os._exit(0)  # groups of a process that was told to end wait for nobody
+    os._exit(0)  # skips the cleanup of process groups, which would wait for other ranks
 
 
 def _done(asked: dict[str, Any], rank: int, groups: dict[int, Any], buffers: dict[tuple[str, int], Any]) -> Any:
@@ -230,7 +230,7 @@ def _done(asked: dict[str, Any], rank: int, groups: dict[int, Any], buffers: dic
 
 
 def _work(asked: dict[str, Any], rank: int, group: Any, buffers: dict[tuple[str, int], Any]) -> Callable[[], Any]:
-    """Return one collective as a function."""
+    """Return a function that runs one collective."""
     import torch
     import torch.distributed as dist
 
@@ -238,7 +238,7 @@ def _work(asked: dict[str, Any], rank: int, group: Any, buffers: dict[tuple[str,
     elements = max(1, asked["bytes"] // 4 // count) * count
 
     def buffer(name: str, length: int) -> Any:
-        """Return so much of a buffer that grows: ranks hold no more than the largest message."""
+        """Return a slice of a buffer that grows on demand: ranks hold no more than the largest message."""
         held = buffers.get((name, 0))
         if held is None or len(held) < length:
             held = buffers[name, 0] = torch.zeros(length)

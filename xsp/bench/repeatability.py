@@ -1,4 +1,4 @@
-"""Whether timings repeat: some are taken again and held against what is kept."""
+"""Repeatability of timings: some specs are timed again and compared with the stored timings."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from xsp.summary import percentile
 
 HOW_MANY = 20
 LIMITS = Limits(seconds=60.0)
-"""Ranks take a while to start."""
+"""Limits of one spec; generous, because ranks take a while to start."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Timings that were taken again."""
+    """The result of repeated timings."""
 
     pairs: list[tuple[Timing, Timing]]
-    """What is kept, and what was measured now."""
+    """The stored and the new timing of each spec."""
 
     lost: list[Timing]
-    """Kept ones that could not be timed now, or not in this time."""
+    """Stored timings whose specs could not be timed again, or not within the budget."""
 
     @property
     def differences(self) -> list[float]:
-        """Of each pair, how much longer it takes now, in parts of what is kept."""
+        """Relative difference of each pair: by how much the new timing exceeds the stored one."""
         return [(now.trimmed_ns or 0) / kept.trimmed_ns - 1 for kept, now in self.pairs if kept.trimmed_ns]
 
     @property
     def median(self) -> float | None:
-        """Of the differences without their signs."""
+        """Median of the absolute differences."""
         return statistics.median(map(abs, self.differences)) if self.pairs else None
 
     @property
     def ninetieth(self) -> float | None:
-        """Their 90th percentile."""
+        """90th percentile of the absolute differences."""
         return percentile([abs(each) for each in self.differences], 0.9) if self.pairs else None
 
 
@@ -54,15 +54,15 @@ def check(
     seed: int = 0,
     runtime: str | None = None,
 ) -> Check:
-    """Time some specs again, and keep nothing of it.
+    """Time some specs again without storing the new timings.
 
     Args:
-        timings: of this machine.
-        seconds: that it may take.
+        timings: timings of this machine.
+        seconds: time budget.
         progress: see `xsp.bench.plan`.
-        how_many: specs, drawn among those whose timing is `ok` or `unstable`.
-        seed: of the draw.
-        runtime: of the specs; any but those of transfers and collectives unless told otherwise.
+        how_many: number of specs, drawn among those whose timing is `ok` or `unstable`.
+        seed: seed of the draw.
+        runtime: runtime of the specs; default: any except transfers and collectives.
 
     Raises:
         BenchError: there are no timings of this environment.

@@ -1,8 +1,8 @@
-"""One sitting: several blocks are timed in rounds, a batch of calls each, so that a slow minute falls on all of them.
+"""One sitting: several blocks are timed in rounds, one batch of calls each, so that a slow minute affects all of them.
 
-Imports torch: import it where it is needed. A batch begins with a call that is not timed, as the batch before was of
-another block. Fixed work, the canaries, is timed at the start, in between and at the end; how much it drifted is stored
-with every timing of the sitting.
+Imports torch: import it where it is needed. A batch begins with an untimed call, because the previous batch was of
+another block. Fixed work, the canaries, is timed at the start, in between and at the end; its drift is stored with
+every timing of the sitting.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from xsp.errors import PluginError
 from xsp.version import __version__
 
 BATCH_NS = 1_000_000
-"""A batch lasts at least so long, unless one call does."""
+"""Least duration of a batch, unless it consists of one call."""
 
 WARM_UP_NS = 100_000_000
 FEWEST = 5
-"""Batches."""
+"""Least number of batches."""
 
 CLOSE = 0.01
-"""Half the interval over the figure, from which on it is known."""
+"""Half the confidence interval over the figure, at or below which the figure counts as known."""
 
 WIDE = 0.05
-"""The same, above which a figure is unstable when its time is over."""
+"""The same ratio, above which a figure counts as unstable when its time is over."""
 
 ENOUGH_NS = 250_000_000
 ENOUGH_FOR_LONG_NS = 2_000_000_000
@@ -45,10 +45,10 @@ LONG_NS = 50_000_000
 CANARIES_EVERY_NS = 2_000_000_000
 
 Tell = Callable[[int, Timing], None]
-"""Called with the place of a spec, and its timing, when it is known."""
+"""Callback that is given the place of a spec and its timing as soon as the timing is known."""
 
 Mark = Callable[[int], None]
-"""Called with the place of a spec before it runs, so that others know what crashed."""
+"""Callback that is given the place of a spec before it runs, so that a crash can be attributed to it."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Seat:
     prepared: Prepared
     calls: int = 1
     batches: list[float] = field(default_factory=list)
-    """Nanoseconds of a call, of each batch."""
+    """Nanoseconds per call of each batch."""
 
     spent_ns: int = 0
     error_max: float | None = None
@@ -78,7 +78,7 @@ class _Seat:
         self.spent_ns += time.perf_counter_ns() - began
 
     def is_known(self) -> bool:
-        """Return whether more batches would not tell more, or are not worth it."""
+        """Return whether more batches would not improve the figure, or are not worth their time."""
         if len(self.batches) < FEWEST:
             return False
         if self.spent_ns >= (ENOUGH_FOR_LONG_NS if self.batches[-1] * self.calls > LONG_NS else ENOUGH_NS):
@@ -86,7 +86,7 @@ class _Seat:
         return self.half() <= CLOSE
 
     def half(self) -> float:
-        """Return half the interval over the figure."""
+        """Return half the confidence interval over the figure."""
         ends = summary.interval(self.batches)
         return math.inf if ends is None else (ends.hi - ends.lo) / 2 / summary.trimmed_mean(self.batches)
 
@@ -101,19 +101,19 @@ def sit(
     limit_bytes: int,
     seed: int = 0,
 ) -> float:
-    """Time specs in rounds, tell each when it is known, and return how much fixed work drifted meanwhile.
+    """Time specs in rounds, report each as soon as it is known, and return how much fixed work drifted meanwhile.
 
-    Those of which too little is known when the time is over are not told; of one at least enough is found out, however
+    Specs with too few batches when the time is over are not reported; at least one spec gets enough batches, however
     short the time.
 
     Args:
-        specs: all of the number of threads that this process has.
+        specs: specs that all have the number of threads of this process.
         tell: see `Tell`.
         mark: see `Mark`.
-        seconds: that it may take.
+        seconds: time budget.
         rotated_bytes: see `Torch.prepare`.
-        limit_bytes: that the tensors of one spec may take.
-        seed: of the order in a round.
+        limit_bytes: most bytes that the tensors of one spec may take.
+        seed: seed of the order within a round.
     """
     until = time.perf_counter_ns() + round(seconds * 1e9)
     canaries = Canaries()
@@ -161,7 +161,7 @@ def sit(
 
 
 def _prepared(place: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _Seat | Timing:
-    """Return a spec ready to be timed, warm; or why it cannot be."""
+    """Return a spec warmed up and ready to be timed, or a timing with the reason why it cannot be."""
     try:
         error = None
         if spec.block.calls:
@@ -185,7 +185,7 @@ def _prepared(place: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _
 
 
 def _warm_up(seat: _Seat) -> None:
-    """Run until two batches agree within a tenth, or for `WARM_UP_NS`, and settle how many calls a batch has."""
+    """Run until two batches agree within a tenth, or for `WARM_UP_NS`, and set the number of calls per batch."""
     prepared = seat.prepared
     began, last = time.perf_counter_ns(), 0.0
     with torch.inference_mode(), prepared.around():
@@ -203,7 +203,7 @@ def _warm_up(seat: _Seat) -> None:
 
 
 def _run(prepared: Prepared, calls: int) -> int:
-    """Return the nanoseconds of so many calls."""
+    """Return the nanoseconds of `calls` calls."""
     if prepared.timed is not None:
         return prepared.timed(calls)
     function, given = prepared.function, prepared.arguments(calls)
@@ -221,7 +221,7 @@ def _run(prepared: Prepared, calls: int) -> int:
 
 
 def _floor() -> float:
-    """Return the nanoseconds of an operator that does nothing."""
+    """Return the nanoseconds per call of an operator that does nothing."""
     empty = torchcalls.overhead("overhead/op_call")
     with torch.inference_mode():
         return min(_run(empty, 200) / 200 for _ in range(5))
@@ -254,7 +254,7 @@ def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
 
 
 class Canaries:
-    """Fixed work whose time should not change: a product, a copy, a convolution."""
+    """Fixed work whose time should not change: a matrix product, a copy, a convolution."""
 
     def __init__(self) -> None:
         left, image = torch.ones(256, 256), torch.ones(1, 32, 56, 56)
@@ -269,13 +269,13 @@ class Canaries:
         self.run()
 
     def run(self) -> None:
-        """Time them once more."""
+        """Time each canary once more."""
         with torch.inference_mode():
             self._rounds.append([self._once(work) for work in self._work])
 
     @property
     def ratio(self) -> float:
-        """The slowest round of the canary that drifted most, over its best one."""
+        """Slowest over fastest round of the canary that drifted most."""
         drifts: list[float] = [max(each) / min(each) for each in zip(*self._rounds, strict=True)]
         return max(drifts)
 

@@ -1,11 +1,11 @@
-"""Shapes of curves of time over size: latency, seconds a byte, and the sizes at which both change.
+"""Shapes of curves of time over size: latency, seconds per byte, and the sizes at which both change.
 
 A piece of a curve is t = α + β·size with β ≥ 0, and in the first one α ≥ 0, fitted by least absolute deviations of
-relative errors, so that small sizes count as much as large ones and a disturbed size pulls nothing. Where pieces begin
-is solved exactly, by dynamic programming over all cuts between sizes; how many there are is decided by Schwarz's
-criterion (BIC, with the correction for few points), in which residuals below the noise of the timings count as it.
-Residuals there are logarithms of ratios: relative ones are at most 1 for a line far below a time, so that a curve with
-a knee and uncertain timings would seem to be one line.
+relative errors, so that small sizes count as much as large ones and a disturbed size has little influence. The starts
+of pieces are found exactly, by dynamic programming over all cuts between sizes; their number is chosen by Schwarz's
+criterion (BIC, with the correction for few points), in which residuals below the noise of the timings count as noise.
+The criterion uses logarithms of ratios as residuals: a relative residual is at most 1 for a line far below a time, so a
+curve with a knee and uncertain timings would seem to be one line.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.float64]
 
 FEWEST = 3
-"""Points of a piece."""
+"""Least number of points in a piece."""
 
 MOST_PIECES = 5
 LEAST_NOISE = 0.005
-"""Relative; no timing is known better."""
+"""Lower bound of the relative noise; no timing is known better."""
 
 ROUNDS = 30
 SMALLEST_RESIDUAL = 1e-5
 SMALLEST_RATIO = 1e-3
-"""Of a fitted time to the measured one; a line that is further below it counts as so far."""
+"""Least ratio of a fitted time to the measured one that counts; smaller ratios are raised to it."""
 
 RESAMPLES = 200
 LEAVES = 0.1
-"""Relative residual from which on a size is said to leave the model, and an extrapolation is not believed."""
+"""Relative residual above which a size counts as leaving the model, and an extrapolation is rejected."""
 
 REACHES = (4, 2)
-"""How far beyond the largest size an extrapolation is tried, as factors, on the sizes that there are."""
+"""Factors beyond the largest size for which an extrapolation is tried, by leaving out the largest sizes."""
 
 
 class Known(NamedTuple):
@@ -56,44 +56,44 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of sizes in which time grows evenly."""
+    """A range of sizes in which time grows linearly."""
 
     since: float
     until: float
-    """Bytes, the smallest and the largest size of it."""
+    """Smallest and largest size of the piece, in bytes."""
 
     start: Known
-    """Seconds; α."""
+    """α in seconds."""
 
     per_byte: Known
-    """Seconds; β."""
+    """β in seconds per byte."""
 
     def seconds(self, size: float) -> float:
-        """Return what a size takes."""
+        """Return the seconds that a size takes."""
         return self.start.value + self.per_byte.value * size
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a curve is like."""
+    """The shape of a curve: fitted pieces, knees between them, and the quality of the fit."""
 
     pieces: tuple[Piece, ...]
     knees: tuple[Known, ...]
-    """Bytes between pieces: where both meet, else the middle of the sizes between which the curve jumps."""
+    """Sizes between pieces in bytes: where both meet, else the middle of the gap in which the curve jumps."""
 
     points: int
     residual: float
-    """Median of the relative residuals without their signs."""
+    """Median of the absolute relative residuals."""
 
     worst: float
     worst_at: float
-    """The largest one, and the bytes where it is."""
+    """Largest absolute relative residual, and the size in bytes at which it occurs."""
 
     held_out: float | None
-    """Median relative error at every other size, predicted from a fit of the others; None for too few sizes."""
+    """Median relative error at every other size, predicted from a fit of the rest; None if there are too few sizes."""
 
     reach: float
-    """Bytes up to which it may be extrapolated: tried by leaving the largest sizes out; at least the largest size."""
+    """Bytes up to which the curve may be extrapolated, as tested by leaving out the largest sizes."""
 
     @property
     def alpha(self) -> Known:
@@ -102,7 +102,7 @@ class Shape:
 
     @property
     def beta(self) -> Known:
-        """Seconds a byte of the last piece."""
+        """Seconds per byte: β of the last piece."""
         return self.pieces[-1].per_byte
 
     @property
@@ -111,11 +111,11 @@ class Shape:
         return self.worst > LEAVES
 
     def piece(self, size: float) -> Piece:
-        """Return the piece that a size belongs to; the first or last one beyond the ends."""
+        """Return the piece that a size belongs to; beyond the ends, the first or last piece."""
         return self.pieces[sum(size > knee.value for knee in self.knees)]
 
     def seconds(self, size: float) -> float:
-        """Return what a size takes; beyond the ends as the outer pieces go on."""
+        """Return the seconds that a size takes; beyond the ends, the outer pieces are extrapolated."""
         return self.piece(size).seconds(size)
 
 
@@ -123,13 +123,13 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], noise: float = 0.0, mo
     """Return the shape of a curve.
 
     Args:
-        sizes: bytes, above 0, each once, at least three.
-        seconds: what each took, above 0.
+        sizes: distinct sizes in bytes, above 0, at least three.
+        seconds: time of each size, above 0.
         noise: relative half interval of the timings; residuals below it split no piece.
-        most: pieces.
+        most: most pieces.
 
     Raises:
-        UsageError: there are too few points, or one is none.
+        UsageError: there are too few points, or a point is invalid.
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < FEWEST:
         raise UsageError(f"a curve needs {FEWEST} sizes, each with its time; there are {len(set(sizes))}")
@@ -149,8 +149,8 @@ def _cuts(x: Numbers, t: Numbers, noise: float, most: int) -> list[tuple[int, in
     cost = {}
     for place, (i, j) in enumerate(spans):
         ratio = np.maximum((start[place] + slope[place] * x[i:j]) / t[i:j], SMALLEST_RATIO)
-        cost[i, j] = float(np.abs(np.log(ratio)).sum())  # a tenth of a time is as far from it as ten times
-    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]  # pieces → where they end → cost, where the last begins
+        cost[i, j] = float(np.abs(np.log(ratio)).sum())  # a tenth is as far off as ten times
+    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]  # pieces → end → cost, start of the last
     for _ in range(min(most, count // FEWEST)):
         ends: dict[int, tuple[float, int]] = {}
         for until in range(FEWEST, count + 1):
@@ -186,7 +186,7 @@ def _lines(x: Numbers, t: Numbers, spans: Sequence[tuple[int, int]]) -> tuple[Nu
 
 
 def _weighted(x: Numbers, t: Numbers, inside: Numbers, first: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
-    """Return α and β of each row, of the points that are inside; in a first piece α is a latency, never below 0."""
+    """Return α and β of each row from the points inside it; in a first piece α is a latency, never below 0."""
     u, v = inside / t, inside * x / t
     scale_u, scale_v = u.max(1, keepdims=True), v.max(1, keepdims=True)
     u, v = u / scale_u, v / scale_v
@@ -230,7 +230,7 @@ def _shape(x: Numbers, t: Numbers, cuts: Sequence[tuple[int, int]]) -> Shape:
 
 
 def _knee(a: float, b: float, c: float, d: float, gap: tuple[float, float]) -> float:
-    """Return where two lines meet, if that is near the sizes between which they change; else the middle of these."""
+    """Return where two lines meet, if that is near the gap between their sizes, else the middle of the gap."""
     low, high = gap
     if b != d:
         meet = (c - a) / (b - d)
@@ -262,7 +262,7 @@ def _known(value: float, many: Numbers) -> Known:
 
 def _held_out(x: Numbers, t: Numbers, noise: float, most: int) -> float | None:
     kept = np.arange(len(x)) % 2 == 0
-    kept[-1] = True  # between sizes, not beyond them
+    kept[-1] = True  # predicts between sizes, not beyond them
     if kept.sum() < FEWEST or kept.all():
         return None
     shape = _shape(x[kept], t[kept], _cuts(x[kept], t[kept], max(noise, LEAST_NOISE), most))
@@ -272,7 +272,7 @@ def _held_out(x: Numbers, t: Numbers, noise: float, most: int) -> float | None:
 
 
 def _reach(x: Numbers, t: Numbers, noise: float, most: int) -> float:
-    """Return how far one may extrapolate: as far as it goes right if the largest sizes are left out."""
+    """Return the size up to which the curve may be extrapolated: a fit without the largest sizes predicts them."""
     for factor in REACHES:
         kept = x <= x[-1] / factor
         if kept.sum() < FEWEST:

@@ -1,4 +1,4 @@
-"""What is timed, and what came of it: plain values, without torch and without the table engine."""
+"""Specs, which describe what is timed, and their timings: plain values, without torch and without the table engine."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any
 from xsp.graph.blocks import Block
 
 AS_RUN = "as-run"
-"""The variant that a framework takes by itself."""
+"""The variant that a framework takes by default."""
 
 
 OTHER_NUMBERS = frozenset(["autocast-bfloat16"])
 """Variants that compute in another precision: their times enter no bound, and their errors are their results."""
 
 RUNTIMES = "xsp.runtimes"
-"""Entry points of what runs blocks: classes with `prepare`, as `xsp.bench.torchcalls.Torch` has it."""
+"""Entry points of runtimes, which run blocks: classes with a method `prepare`, like `xsp.bench.torchcalls.Torch`."""
 
 
 class CacheState(str, enum.Enum):
-    """Where the inputs of a block are when it begins."""
+    """The location of a block's inputs when the block begins."""
 
     WARM = "warm"
-    """Weights and activations as the call before left them."""
+    """The previous call of the block left weights and activations in the caches."""
 
     CHAIN = "chain"
-    """As in a step: weights come from a set of copies larger than the caches of the cores, activations are hot."""
+    """As in a step: weights come from a set of copies larger than the caches of the cores, activations are cached."""
 
     COLD = "cold"
-    """The caches hold something else."""
+    """The caches hold other data."""
 
 
 class Status(str, enum.Enum):
@@ -40,27 +40,27 @@ class Status(str, enum.Enum):
 
     OK = "ok"
     MISSING = "missing"
-    """Nobody has timed it here."""
+    """It has not been timed in this environment."""
 
     FAILED = "failed"
-    """It cannot be run by itself; the reason says why."""
+    """It cannot be run on its own; `Timing.reason` explains why."""
 
     TIMED_OUT = "timed-out"
     TOO_LARGE = "too-large"
     """It needs more memory than it may take."""
 
     DIFFERENT = "different"
-    """A variant whose results are not those of the block: its time never enters a bound."""
+    """A variant whose results differ from the block's: its time never enters a bound."""
 
     UNSTABLE = "unstable"
-    """Timed, and the interval is wider than asked for when the time was over."""
+    """Timed, but the interval was still wider than requested when the time was over."""
 
     QUICK = "quick"
-    """Timed, and shorter than the overhead of a call: a figure at the floor."""
+    """Timed, but no longer than the overhead of a call: the figure is at the floor."""
 
 
 TIMED = frozenset([Status.OK, Status.UNSTABLE, Status.QUICK])
-"""Statuses whose figures may enter a total. `DIFFERENT` has figures too, of something else."""
+"""Statuses whose figures may enter a total. `DIFFERENT` may have figures too, but of other results."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class Spec:
 
     @cached_property
     def key(self) -> str:
-        """Equal for equal work under equal conditions: 32 hexadecimal digits."""
+        """Key, equal for equal work under equal conditions: 32 hexadecimal digits."""
         text = json.dumps([self.block.work_key, self.variant, self.state.value, self.threads, self.runtime])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @property
     def op(self) -> str:
-        """The operators of the block; of an overhead, which has none, its name."""
+        """The operators of the block; for an overhead, which has none, its name."""
         return self.block.op or self.variant
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the spec as JSON can hold it."""
+        """Return the spec as plain values for JSON."""
         return {
             "block": self.block.to_plain(),
             "variant": self.variant,
@@ -96,10 +96,10 @@ class Spec:
 
     @classmethod
     def from_plain(cls, found: Any) -> Spec:
-        """Return the spec that `to_plain` made JSON of.
+        """Return the spec from the output of `to_plain`.
 
         Raises:
-            LookupError, TypeError, ValueError: it did not, or somebody changed it.
+            LookupError, TypeError, ValueError: `found` is not such output, or was changed.
         """
         return cls(
             Block.from_plain(found["block"]),
@@ -115,13 +115,13 @@ class Timing:
     """The timing of a spec. Figures are nanoseconds per run of the block; None if the status has none."""
 
     key: str
-    """Of the spec."""
+    """Key of the spec."""
 
     work_key: str
-    """Of the block."""
+    """Key of the work of the block."""
 
     op: str
-    """Of the spec: operators, or the name of an overhead."""
+    """Operators of the spec, or the name of an overhead."""
 
     calls: str
     """The block as JSON: enough to time it again."""
@@ -131,38 +131,38 @@ class Timing:
     threads: int
     runtime: str
     environment: str
-    """Hash of what has to be equal for timings to be compared, see `xsp.bench.environment`; empty where missing."""
+    """Hash of the properties that comparable timings share, see `xsp.bench.environment`; empty if missing."""
 
     status: Status
     reason: str = ""
-    """Why there is no figure, or what is to be known of it."""
+    """Why there is no figure, or a note on the figure."""
 
     samples: int = 0
-    """Batches of calls that the figures are of."""
+    """Number of batches of calls from which the figures are computed."""
 
     trimmed_ns: float | None = None
     low_ns: float | None = None
-    """Both ends of the 95 % interval of the trimmed mean."""
+    """Lower end of the 95 % interval of the trimmed mean; `high_ns` is the upper end."""
 
     high_ns: float | None = None
     least_ns: float | None = None
     host_ns: float | None = None
-    """Until the call returns; of a processor the same as the time."""
+    """Time until the call returns; on a processor equal to `trimmed_ns`."""
 
     device_ns: float | None = None
-    """Of a device alone; None for a processor."""
+    """Time on the device alone; None for a processor."""
 
     kernels: tuple[str, ...] = ()
-    """Names of the kernels or primitives of one run, where they could be asked for."""
+    """Names of the kernels or primitives of one run, if they could be queried."""
 
     error_max: float | None = None
-    """Largest difference of the variant's results from those in float64, in parts of the largest result."""
+    """Largest difference of the variant's results from those in float64, relative to the largest result."""
 
     canary_ratio: float | None = None
-    """How much slower fixed work was in the same sitting than in its best round; 1.05 and above marks the sitting."""
+    """Slowest over fastest round of fixed work in the sitting; 1.05 and above marks the sitting as disturbed."""
 
     taken_ns: int = 0
-    """When, since the epoch."""
+    """Time of measurement, in nanoseconds since the epoch."""
 
     xsp: str = ""
 
@@ -178,7 +178,7 @@ class Timing:
 
 
 def without_inputs(block: Block) -> str:
-    """Return why no tensors can be made for a block; empty where its shapes and types are known."""
+    """Return the reason why no tensors can be made for a block; empty if its shapes and types are known."""
     unlike = [each for call in block.calls for each in (*call.inputs, *call.outputs) if each.bytes is None]
     if not unlike:
         return ""
@@ -187,10 +187,10 @@ def without_inputs(block: Block) -> str:
 
 
 def slowed(ratio: float) -> str:
-    """Return what a canary ratio says, to follow "fixed work took".
+    """Return a canary ratio in words, to follow "fixed work took".
 
-    On a contended machine a ratio may be in the hundreds, and is true: a call of 40 µs on several threads waits
-    milliseconds for the thread whose core another process has.
+    On a contended machine a ratio may be in the hundreds and still be correct: a call of 40 µs on several threads waits
+    milliseconds for the thread whose core is taken by another process.
     """
     much = f"{ratio:,.0f} times as long" if ratio >= 10 else f"{100 * (ratio - 1):.0f} % longer"
     return f"up to {much} in its slowest round"
@@ -214,10 +214,10 @@ def untimed(spec: Spec, status: Status = Status.MISSING, reason: str = "", envir
 
 
 def spec_of(timing: Timing) -> Spec:
-    """Return the spec that a timing is of, as it was stored.
+    """Return the spec of a stored timing.
 
     Raises:
-        ValueError: what is stored is no block, or not the one that the key is of.
+        ValueError: the stored calls are no block, or do not match the key.
     """
     try:
         spec = Spec(

@@ -27,15 +27,15 @@ Pairs = Sequence[tuple[Spec, int]]
 def filled(
     name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float, starting: float = 0.0
 ) -> str:
-    """Return what is known of a graph's blocks now: coverage, the blocks that cost most, holes with their reasons.
+    """Return a page on a graph's blocks: coverage, the most expensive blocks, and missing timings with their reasons.
 
     Args:
-        name: of the graph.
-        pairs: its blocks, and how often each occurs.
-        timings: what is known.
-        made: the timings of now.
-        seconds: that they took.
-        starting: seconds of those until the process that times was ready.
+        name: name of the graph.
+        pairs: blocks of the graph, and the number of occurrences of each.
+        timings: the existing timings.
+        made: the timings made by this command.
+        seconds: seconds that making them took.
+        starting: part of `seconds` until the worker process was ready.
     """
     found = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
     calls, expected = coverage(pairs, timings)
@@ -95,7 +95,7 @@ def _timed(timing: Timing, count: int) -> str:
 
 
 def _shown(timing: Timing) -> str:
-    """Return operators; of one alone the shapes of its inputs too, as far as there is room."""
+    """Return the operators; for a single call also the shapes of its inputs, as far as the width allows."""
     block = spec_of(timing).block
     if len(block.calls) != 1 or not block.calls[0].inputs:
         return short(timing.op)
@@ -105,7 +105,7 @@ def _shown(timing: Timing) -> str:
 
 
 def short(op: str, width: int = WIDTH) -> str:
-    """Return operators in so many letters: those of ATen without their vocabulary, the middle left out."""
+    """Return operators in at most `width` characters: `aten::` is omitted, and the middle if necessary."""
     op = plain(op).replace("aten::", "")
     return op if len(op) <= width else f"{op[: width - 12]}…{op[-11:]}"
 
@@ -133,7 +133,7 @@ def _reasons(holes: Iterable[tuple[Timing, int]]) -> list[str]:
 
 
 def listed(timings: Timings) -> str:
-    """Return the environments of a folder, and how many timings each has by status."""
+    """Return a list of the environments in a folder, with the number of timings of each by status."""
     known = timings.environments()
     if not known:
         return "\n".join([f"{timings.folder}: no timings yet; take some: xsp bench SOURCE", *problems(timings)])
@@ -148,7 +148,7 @@ def listed(timings: Timings) -> str:
 
 
 def checked(check: Check) -> str:
-    """Return the timings that were taken again, those that differ most first."""
+    """Return a table of repeated timings, largest difference first."""
     ordered = sorted(zip(check.pairs, check.differences, strict=True), key=lambda each: -abs(each[1]))
     lines = [f"{'operators':{WIDTH}} {'kept µs':>10} {'now µs':>10} {'longer':>8}"]
     for (kept, now), difference in ordered:
@@ -166,7 +166,7 @@ def checked(check: Check) -> str:
 
 
 def problems(timings: Timings) -> list[str]:
-    """Return what is wrong in a folder, a line each."""
+    """Return the problems of a folder as lines."""
     found = [plain(each) for each in timings.problems]
     left = len(found) - MOST_REASONS
     if not found:
@@ -180,7 +180,7 @@ def problems(timings: Timings) -> list[str]:
 def filled_as_json(
     name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float, starting: float = 0.0
 ) -> dict[str, Any]:
-    """Return what `filled` shows, all of it, as plain values."""
+    """Return all data that `filled` summarizes, as plain values."""
     calls, expected = coverage(pairs, timings)
     found = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
     return {
@@ -206,7 +206,7 @@ def _all_overheads(pairs: Pairs) -> list[Spec]:
 
 
 def figures(timing: Timing) -> dict[str, Any]:
-    """Return the figures of a timing as plain values; null where there is none."""
+    """Return the figures of a timing as plain values; None for a missing one."""
     found = {name: getattr(timing, name) for name in FIGURES}
     return {**found, "state": timing.state.value, "status": timing.status.value}
 
@@ -227,7 +227,7 @@ def _environment(timings: Timings, hash_: str, environment: Environment) -> dict
 
 
 def checked_as_json(check: Check) -> dict[str, Any]:
-    """Return what `checked` shows, as plain values."""
+    """Return the data that `checked` shows, as plain values."""
     return {
         "median_percent_of_kept": None if check.median is None else round(100 * check.median, 3),
         "ninetieth_percent_of_kept": None if check.ninetieth is None else round(100 * check.ninetieth, 3),

@@ -1,12 +1,12 @@
-"""Timings that are kept: a folder of Parquet by environment, or one file that carries them elsewhere.
+"""Stored timings: a folder of Parquet files by environment, or one file that carries them to another machine.
 
 ```
 DIR/environment=<hash>/part-<id>.parquet     rows as `COLUMNS`; a later row of a spec replaces an earlier one
-DIR/environments/<hash>.json                 what the hash is of, and what was noted
+DIR/environments/<hash>.json                 the properties behind the hash, and the noted circumstances
 ```
 
-Parts appear in one piece, so several processes may write. A row says by `seal`, a hash of all its values, that nobody
-changed it; one that does not fit, and a part that is damaged, are left out, counted and named: their timings are holes.
+Parts appear atomically, so several processes may write. The `seal` of a row is a hash of all its values, which detects
+changes; rows with a wrong seal and damaged parts are left out, counted and named: their timings are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from xsp.errors import BenchError, OutputError
 from xsp.schema import Column
 
 VARIABLE = "XSP_TIMINGS"
-"""Names the folder of timings."""
+"""Environment variable that names the folder of timings."""
 
 MARK = "xsp_timings"
 VERSION = 1
@@ -51,7 +51,7 @@ _HASH = re.compile(r"[0-9a-f]{16}")
 
 
 def default_folder() -> Path:
-    """Return where timings lie unless told otherwise: what `XSP_TIMINGS` names, or a folder in the user's cache."""
+    """Return the default folder of timings: the one that `XSP_TIMINGS` names, or a folder in the user's cache."""
     named = os.environ.get(VARIABLE)
     return Path(named).expanduser() if named else cached.user_folder() / "timings"
 
@@ -63,10 +63,10 @@ class Timings:
         self.folder = folder
         self.environment = environment
         self.like = like
-        """Hash of another environment, whose timings stand in where this one has none."""
+        """Hash of another environment, whose timings stand in for missing ones."""
 
         self.problems: list[str] = []
-        """What was found in the folder and left out."""
+        """Rows, parts and descriptions that were left out, with the reasons."""
 
         self._held: dict[str, Timing] = {}
         self._borrowed: dict[str, Timing] = {}
@@ -75,16 +75,16 @@ class Timings:
     def open(
         cls, folder: Path | str | None = None, environment: Environment | None = None, like: str | None = None
     ) -> Timings:
-        """Return the timings of a folder, which need not be there yet.
+        """Return the timings of a folder, which need not exist yet.
 
         Args:
-            folder: unless told otherwise that of `default_folder`.
-            environment: whose timings; that of this process unless told otherwise.
-            like: hash of another environment, or how it begins, whose timings stand in where there are none of this
-                one. Each timing says by its own `environment` which it is of.
+            folder: folder of timings; default: `default_folder`.
+            environment: environment of the timings; default: that of this process.
+            like: hash of another environment, or a prefix of it, whose timings stand in for missing ones. The
+                field `environment` of each timing names its origin.
 
         Raises:
-            BenchError: the folder is none of timings, or there is no environment `like`.
+            BenchError: the path is a file, or there is not exactly one environment `like`.
         """
         place = default_folder() if folder is None else Path(folder)
         if place.exists() and not place.is_dir():
@@ -103,12 +103,12 @@ class Timings:
 
     @property
     def cores(self) -> int | None:
-        """How many cores the machine has; None if nothing tells it."""
+        """Number of cores of the machine; None if unknown."""
         known = self.environment.equal.get("cores")
         return known if isinstance(known, int) and known > 0 else None
 
     def of(self, specs: Iterable[Spec]) -> dict[str, Timing]:
-        """Return the timing of each spec by its key; with status `missing` where there is none."""
+        """Return the timing of each spec by its key; its status is `missing` if there is none."""
         found: dict[str, Timing] = {}
         for spec in specs:
             known = self.get(spec.key)
@@ -116,7 +116,7 @@ class Timings:
         return found
 
     def get(self, key: str) -> Timing | None:
-        """Return the timing of a spec by its key: of this environment, else of the one that stands in; else None."""
+        """Return the timing of a spec by its key: of this environment, else of `like`, else None."""
         return self._held.get(key) or self._borrowed.get(key)
 
     def __iter__(self) -> Iterator[Timing]:
@@ -126,12 +126,12 @@ class Timings:
         return len(self._held)
 
     def add(self, timings: Iterable[Timing]) -> None:
-        """Keep timings, in memory and as one part on the disk; nothing is written for none.
+        """Add timings in memory and as one part on disk; if there are none, nothing is written.
 
-        Those without an environment get this one; what is missing is not kept.
+        Timings without an environment get this one; timings with status `missing` are not stored.
 
         Raises:
-            BenchError: one is of another environment, or the folder cannot be written.
+            BenchError: a timing is of another environment, or the folder cannot be written.
         """
         own = self.environment.hash
         kept = [replace(each, environment=each.environment or own) for each in timings]
@@ -145,29 +145,29 @@ class Timings:
         self._held.update((each.key, each) for each in kept)
 
     def check_writable(self) -> None:
-        """Say beforehand, and without writing anything, that timings could not be kept.
+        """Check that timings could be stored, without writing anything.
 
         Raises:
-            BenchError: the folder, or the nearest one above it, cannot be written to.
+            BenchError: the folder, or the nearest one above it, is not writable.
         """
         nearest = next(each for each in (self.folder, *self.folder.absolute().parents) if each.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise BenchError(f"{self.folder}: timings cannot be written there; name another folder: --timings DIR")
 
     def environments(self) -> dict[str, Environment]:
-        """Return the environments that the folder has timings of, by hash; those whose description fits it."""
+        """Return the environments whose timings the folder has, by hash, if their descriptions match the hash."""
         names = [place.name.partition("=")[2] for place in sorted(self.folder.glob("environment=*"))]
         described = {hash_: self._described(hash_) for hash_ in names if _HASH.fullmatch(hash_)}
         return {hash_: found for hash_, found in described.items() if found is not None}
 
     def all_of(self, environment: str) -> list[Timing]:
-        """Return the timings of an environment by its hash."""
+        """Return the timings of the environment with a hash."""
         return list(self._held.values() if environment == self.environment.hash else self._read(environment).values())
 
     def compact(self) -> int:
-        """Write the parts of this environment as one, and return how many there were.
+        """Merge the parts of this environment into one, and return how many parts there were.
 
-        Parts that are damaged stay where they are.
+        Damaged parts stay where they are.
 
         Raises:
             BenchError: the folder cannot be written.
@@ -183,10 +183,10 @@ class Timings:
     # --- one file ---------------------------------------------------------------------------------------
 
     def export(self, path: Path) -> int:
-        """Write all environments with their timings into one Parquet file, and return how many timings there are.
+        """Write all environments with their timings into one Parquet file, and return the number of timings.
 
         Raises:
-            BenchError: it cannot be written, or there are none.
+            BenchError: the file cannot be written, or there are no timings.
         """
         known = self.environments()
         rows = [(row, known[hash_]) for hash_ in known for row in self.all_of(hash_)]
@@ -201,14 +201,13 @@ class Timings:
     def take_in(self, path: Path) -> tuple[int, int]:
         """Add the timings of a file that `export` wrote.
 
-        What is there already and was taken later stays. Rows that somebody changed are left out, and named in
-        `problems`.
+        An existing timing that is newer stays. Rows that were changed are left out, and named in `problems`.
 
         Returns:
-            How many were added, and of how many environments.
+            The number of added timings, and the number of environments in the file.
 
         Raises:
-            BenchError: the file is none of timings, is damaged, or nothing in it is whole.
+            BenchError: the file holds no timings, is damaged, or has no valid row.
         """
         columns = ", ".join(each.name for each in COLUMNS)
         con = table.connect()
@@ -271,7 +270,7 @@ class Timings:
         return found
 
     def _described(self, hash_: str) -> Environment | None:
-        """Return the environment that the folder describes; None, and a problem, if the description is not its own."""
+        """Return the environment that the folder describes; None, and a problem, if its hash is not `hash_`."""
         path = self.folder / "environments" / f"{hash_}.json"
         try:
             found = _environment(json.loads(path.read_text(encoding="utf-8")))
@@ -315,7 +314,7 @@ class Timings:
 
 
 def _parquet(path: Path) -> str:
-    """Return a file as SQL reads it: all columns from inside, none from the name of its folder."""
+    """Return the SQL that reads a file: all columns come from the file, none from the names of its folders."""
     return f"read_parquet({table.place(path)}, hive_partitioning = false)"
 
 
@@ -332,7 +331,7 @@ def _put(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[Column]) -
 
 
 def _first(error: Exception) -> str:
-    """Return the first line of what an error says; of a file that cannot be opened the reason alone."""
+    """Return the first line of an error's message; for a file that cannot be opened only the reason."""
     said = (str(error).splitlines() or [type(error).__name__])[0]
     return said.rpartition(": ")[2] if "Cannot open file" in said else said[:160]
 
@@ -352,7 +351,7 @@ def _timing(row: Sequence[Any]) -> Timing:
     """Return the timing of a row.
 
     Raises:
-        ValueError: somebody changed it, or it is of something else.
+        ValueError: the row was changed, or its key does not match its calls.
     """
     *values, seal = row
     if seal != _seal(values):

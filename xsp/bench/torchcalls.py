@@ -1,7 +1,7 @@
 """The runtime `torch`: a block as a Python function that calls its operators. Imports torch: import it where needed.
 
-A benchmark includes what eager execution does for an operator: the call from Python through the dispatcher, the
-allocation of its outputs, and the kernel. The module around it is a figure of its own (`overhead/module_call`).
+A benchmark includes the work of eager execution for an operator: the call from Python through the dispatcher, the
+allocation of its outputs, and the kernel. The module call around it is timed separately (`overhead/module_call`).
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from xsp.graph.node import OBJECT, Call, Tensor
 from xsp.graph.recorder import flat
 
 MOST_COPIES = 256
-"""Of weights that are rotated."""
+"""Most copies of the weights that are rotated."""
 
 MOST_WRITING = 50
-"""Calls of a block that changes its inputs before these are put back: what is scaled again and again ends in denormals,
-which are slow."""
+"""Calls of a block that changes its inputs, after which these are restored: values that are scaled repeatedly end as
+denormals, which are slow."""
 
 
 @dataclass
 class Prepared:
-    """A block with its inputs, ready to be called again and again."""
+    """A block with its inputs, ready to be called repeatedly."""
 
     function: Callable[..., Any]
     sets: list[tuple[Any, ...]]
-    """Arguments of the function; several in state `chain`, which take turns."""
+    """Sets of arguments of the function; in state `chain` there are several, which take turns."""
 
     written: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Storages that the block changes, and what they held."""
+    """Storages that the block changes, each with a copy of its original content."""
 
     notes: str = ""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Settings under which it runs."""
+    """Context manager that applies the settings under which the block runs."""
 
     flush: torch.Tensor | None = None
-    """What is overwritten before each call in state `cold`."""
+    """Buffer that is overwritten before each call in state `cold`."""
 
     timed: Callable[[int], int] | None = None
-    """Returns the nanoseconds of so many calls, of what times itself: between processes, on devices, of cold files."""
+    """Function that runs a number of calls and returns their nanoseconds, for work that times itself."""
 
     most_calls: int | None = None
-    """Calls of one batch at most, of what times itself."""
+    """Most calls per batch of work that times itself."""
 
     _turn: Iterator[tuple[Any, ...]] = field(init=False)
     _calls: int = 0
@@ -62,11 +62,11 @@ class Prepared:
 
     @property
     def most(self) -> int | None:
-        """Calls of one batch at most; None for as many as one likes."""
+        """Most calls per batch; None for no limit."""
         return 1 if self.flush is not None else MOST_WRITING if self.written else self.most_calls
 
     def arguments(self, calls: int) -> list[tuple[Any, ...]]:
-        """Return the arguments of the next calls; inputs that were changed too often are as they were before."""
+        """Return the arguments of the next calls; restores inputs that the block has changed too often."""
         self._calls += calls
         if self.written and self._calls > MOST_WRITING * len(self.sets):
             self.restore()
@@ -74,23 +74,23 @@ class Prepared:
         return list(itertools.islice(self._turn, calls))
 
     def restore(self) -> None:
-        """Put inputs back that the block changed."""
+        """Restore the inputs that the block changed."""
         for storage, held in self.written:
             storage.copy_(held)
 
     def chill(self) -> None:
-        """Make the caches hold something else, in state `cold`."""
+        """Fill the caches with other data, in state `cold`."""
         if self.flush is not None:
             self.flush.add_(1)
 
 
 def timed_by_itself(timed: Callable[[int], int], most_calls: int | None = None) -> Prepared:
-    """Return what returns the nanoseconds of so many calls, ready to be timed."""
+    """Return work that times itself, ready to be timed: `timed` returns the nanoseconds of a number of calls."""
     return Prepared(lambda: None, [()], timed=timed, most_calls=most_calls)
 
 
 class Torch:
-    """Prepares blocks whose operators torch has."""
+    """The runtime that prepares blocks of torch's operators."""
 
     name = "torch"
 
@@ -98,14 +98,14 @@ class Torch:
         """Return a block with its inputs.
 
         Args:
-            spec: what is timed.
-            rotated_bytes: how much the copies of weights take together in state `chain`, and what is overwritten in
-                state `cold`: more than the caches hold.
-            limit_bytes: that inputs and outputs may take.
+            spec: spec to prepare.
+            rotated_bytes: total bytes of the copies of weights in state `chain`, and of the buffer that is overwritten
+                in state `cold`: more than the caches hold.
+            limit_bytes: most bytes that inputs and outputs may take.
 
         Raises:
-            NotTimeable: it cannot be run by itself.
-            MemoryError: it takes more than it may.
+            NotTimeable: the block cannot be run on its own.
+            MemoryError: the tensors exceed the limit.
         """
         written = Written(spec.block)
         copies = 1
@@ -145,12 +145,12 @@ class Torch:
 
 
 def flushed(spec: Spec, rotated_bytes: int) -> torch.Tensor | None:
-    """Return what is overwritten before each call in state `cold`; None in other states."""
+    """Return the buffer that is overwritten before each call in state `cold`; None in other states."""
     return torch.zeros(rotated_bytes // 4) if spec.state is CacheState.COLD else None
 
 
 def overhead(name: str) -> Prepared:
-    """Return what costs what a call costs without work: of a module, or of an operator.
+    """Return the call of a module or of an operator that does no work, ready to be timed.
 
     Raises:
         NotTimeable: there is no overhead of this name.
@@ -164,10 +164,10 @@ def overhead(name: str) -> Prepared:
 
 
 class Written:
-    """A block as the source of a Python function, and the tensors that it is given.
+    """A block as the source of a Python function, and the tensors that are passed to it.
 
-    The storages that calls use are known; by which view of it is found again by shape and strides: of several equal
-    ones each is used once, in their order (`q, k, v = qkv.unbind(0)`).
+    The storages that calls use are known; the view of a storage is identified by shape and strides: if several views
+    are equal, each is used once, in order (`q, k, v = qkv.unbind(0)`).
     """
 
     def __init__(self, block: Block) -> None:
@@ -175,18 +175,18 @@ class Written:
         if lacks:
             raise NotTimeable(lacks)
         self.parameters: dict[int, list[Tensor]] = {}
-        """Storage → the different tensors by which it is given, in order."""
+        """Storage → the different tensors, in order, through which it is passed."""
 
         self.rules: dict[int, Rule] = {}
         self.guessed: set[str] = set()
         self.changed: set[int] = set()
-        """Storages from outside that are written."""
+        """Storages from outside that the block writes."""
 
         self._lines: list[str] = []
         self._constants: dict[str, Any] = {"_flat": lambda value: tuple(flat(value)), "_as_strided": torch.as_strided}
         self._handles: dict[int, list[tuple[Tensor, str, bool]]] = {}
         self._extra: dict[int, int] = {}
-        """Parts of a storage that stand for themselves → the storage."""
+        """Parts of a storage that are passed separately → the storage."""
 
         self._made: set[int] = set()
         for call, wires in zip(block.calls, block.wiring, strict=True):
@@ -194,10 +194,10 @@ class Written:
         self.rotated = {each for each in self.parameters if self._extra.get(each, each) in block.weights}
 
     def function(self) -> Callable[..., Any]:
-        """Return the function; it returns what the last call does.
+        """Return the function, which returns the result of the last call.
 
-        Its source consists of names made here and of those in schemas of torch. Whatever stands in a graph or in a file
-        of timings is a constant that the source names, so no text of others is run.
+        Its source consists of names made here and of argument names in torch's schemas. Values from a graph or a file
+        of timings are constants that the source refers to by name, so no foreign text is executed.
         """
         names = [name for number in self.parameters for name in self._names(number)]
         body = "\n    ".join(self._lines)
@@ -269,7 +269,7 @@ class Written:
             again = self._in_call.get((number, tensor), 0)
             self._in_call[number, tensor] = again + 1
             if used and again and tensor.stride is not None and number in self.parameters:
-                # the parts of a storage lie beside each other, with gaps: no two of them are the same
+                # equal tensors in one call are different parts of a storage, interleaved: no two of them are the same
                 extra = -len(self._extra) - 1
                 self._extra[extra] = number
                 return self._outside(call, name, place, tensor, extra)
@@ -282,7 +282,7 @@ class Written:
         return self._outside(call, name, place, tensor, number)
 
     def _outside(self, call: Call, name: str, place: int, tensor: Tensor, number: int) -> str:
-        """Return the name of a tensor from outside, which is a parameter of the function from now on."""
+        """Return the name of a tensor from outside, and add the tensor to the parameters of the function."""
         known = self.parameters.setdefault(number, [])
         known.append(tensor)
         how = inputs.rule(call, name, place)
@@ -297,10 +297,10 @@ class Written:
 
 
 def _operator(call: Call) -> tuple[Any, list[Any]]:
-    """Return an operator of torch, and what its schema declares.
+    """Return an operator of torch, and the arguments that its schema declares.
 
     Raises:
-        NotTimeable: this torch has none of this name, or it would read or write a file.
+        NotTimeable: this torch has no operator of this name, or the operator would read or write a file.
     """
     namespace, _, name = call.op.partition("::")
     packet = getattr(getattr(torch.ops, namespace, None), name, None) if namespace else None
@@ -315,7 +315,7 @@ def _operator(call: Call) -> tuple[Any, list[Any]]:
 
 
 def _constant(declared: Any, value: Any) -> Any:
-    """Return an argument that is no tensor as the operator takes it: types and layouts have names in a graph."""
+    """Return a non-tensor argument as the operator takes it: a graph stores types and layouts by name."""
     if isinstance(value, tuple):
         return [_constant(declared, each) for each in value]
     if isinstance(value, str) and "str" not in str(declared.type):
@@ -334,13 +334,13 @@ def _contiguous(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all of a tensor's storage."""
+    """Return a flat view of a tensor's whole storage."""
     length = tensor.untyped_storage().nbytes() // tensor.element_size()
     return tensor.as_strided((length,), (1,), 0)
 
 
 def _copied(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors in a storage of their own that lie in it as the given ones do in theirs."""
+    """Return copies of tensors in a new storage, with the same layout as in their own."""
     whole = _whole(tensors[0]).clone()
     found = []
     for each in tensors:

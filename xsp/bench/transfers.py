@@ -1,8 +1,8 @@
-"""Transfers and collectives as specs: what is moved how, in which sizes. Curves are what their timings make together.
+"""Transfers and collectives as specs, by family and size, and the curves that their timings form.
 
-A transfer is a block of one call, `transfer::copy`, `collective::all_reduce`, whose arguments say how many bytes and
-how; the runtimes `transfers` and `collectives` run it. So it has a key, a status and a place in the table like any
-other block. Neither torch nor the table engine is needed here.
+A transfer is a block of one call, `transfer::copy`, `collective::all_reduce`, whose arguments hold the number of bytes
+and other conditions; the runtimes `transfers` and `collectives` run it. So it has a key, a status and a row in the
+table like any other block. Neither torch nor the table engine is needed here.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from xsp.graph.node import Call, Tensor
 
 TRANSFERS = "transfers"
 COLLECTIVES = "collectives"
-"""Names of the runtimes, and of what `xsp bench` is asked for."""
+"""Names of the runtimes, and of the corresponding targets of `xsp bench`."""
 
 DIRECTORY = "XSP_TRANSFERS_DIRECTORY"
-"""Names the folder in which storage is timed, for the process that times."""
+"""Environment variable that names the folder in which the worker process times storage."""
 
 KIB, MIB = 1 << 10, 1 << 20
 
 ROOM = 4
-"""Times the bytes of a file must be free on its disk."""
+"""Multiple of a file's bytes that must be free on its disk."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Transfers of one kind."""
+    """A kind of transfer."""
 
     name: str
     group: str
     what: str
-    """In words."""
+    """Description in words."""
 
     most: int = 64 * MIB
-    """Bytes of the largest one."""
+    """Bytes of the largest transfer."""
 
     least: int = 4 * KIB
     traffic: int = 1
-    """How many times its bytes memory is read or written, as STREAM counts."""
+    """Memory traffic over bytes: how often they are read or written, counted as in STREAM."""
 
     threaded: bool = False
-    """Whether threads of torch do it."""
+    """Whether torch's threads do the work."""
 
     cold: bool = False
     device: bool = False
@@ -59,11 +59,11 @@ class Family:
     """Whether it needs several NUMA nodes."""
 
     disk: bool = False
-    """Whether it needs a file system that stores its files, and does not hold them in memory alone."""
+    """Whether it needs a file system that stores its files on a disk instead of in memory."""
 
     @property
     def in_folder(self) -> bool:
-        """Whether a file is part of it, so that the kind of file system is one of its conditions."""
+        """Whether it uses a file, so that the kind of file system is one of its conditions."""
         return self.group == STORAGE or self.name == "mapped-file"
 
 
@@ -120,7 +120,7 @@ DUPLEX = {
     "both-ways-pinned": "host-to-device-pinned",
     "send-both": "send",
 }
-"""Both ways at once → one way. The ratio of their rates is 2 where neither disturbs the other, 1 where they share."""
+"""Both ways at once → one way. The ratio of their rates is 2 if neither disturbs the other, 1 if they share."""
 
 OF_RANKS = {
     each.name: each
@@ -141,20 +141,20 @@ OF_RANKS = {
 }
 
 BUS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
-"""Rate on the busiest link over bytes by time is so many times (n - 1)/n, as nccl-tests count it; 1 for the others."""
+"""Rate on the busiest link over bytes by time is this factor times (n - 1)/n, as in nccl-tests; 1 for all others."""
 
 PRODUCTS = {1 * MIB: 8, 8 * MIB: 64, 32 * MIB: 256}
-"""Of `beside`: bytes of the all-reduce → products that each rank does meanwhile."""
+"""For `beside`: bytes of the all-reduce → matrix products that each rank computes meanwhile."""
 
 COPIED = 16 * MIB
 """Bytes of `together-copy`."""
 
 ROW = 256
-"""Bytes of a row of strided copies; a plane has 4 of those that are copied."""
+"""Bytes of a row of strided copies; a plane contributes 4 copied rows."""
 
 
 def sizes(family: Family) -> list[int]:
-    """Return the bytes in which a family is timed, 0 where it moves none: each fourfold first, then those between."""
+    """Return the bytes at which a family is timed, 0 if it moves none: steps of 4 first, then those between."""
     if not family.most:
         return [0]
     doubled = [family.least << place for place in range(64) if family.least << place <= family.most]
@@ -169,9 +169,9 @@ def spec(op: str, runtime: str, size: int, threads: int = 1, cold: bool = False,
         op: a name of `FAMILIES` or `OF_RANKS`.
         runtime: `TRANSFERS` or `COLLECTIVES`.
         size: bytes.
-        threads: of torch.
-        cold: whether caches hold something else.
-        how: other arguments, as JSON holds them.
+        threads: number of torch threads.
+        cold: whether the caches hold other data.
+        how: other arguments, as plain values for JSON.
     """
     arguments: tuple[tuple[str, Any], ...] = (("bytes", size), *sorted(how.items()))
     wires = Wires((), (), ())
@@ -186,9 +186,9 @@ def of_transfers(names: Sequence[str], threads: Sequence[int], storage: str = ""
     """Return the specs of transfers, a few sizes of each family before all sizes of any.
 
     Args:
-        names: of families.
-        threads: for those that threads of torch do; the others have one.
-        storage: kind of file system, which belongs to what a transfer of a file is.
+        names: names of families.
+        threads: numbers of threads for families whose work torch's threads do; the others have one.
+        storage: type of the file system, which is a condition of transfers of files.
     """
     found = []
     for name in names:
@@ -200,7 +200,7 @@ def of_transfers(names: Sequence[str], threads: Sequence[int], storage: str = ""
 
 
 def of_collectives(names: Sequence[str], ranks: Sequence[int], threads: int = 1) -> list[Spec]:
-    """Return the specs of collectives; those of two ranks alone stand for two, whatever was asked for."""
+    """Return the specs of collectives; collectives that take two ranks are included once, whatever `ranks` requests."""
     found = []
     for count in ranks:
         for name in names:
@@ -229,7 +229,7 @@ def _in_turn(families: Sequence[Sequence[Spec]]) -> Iterator[Spec]:
 
 
 def named(text: str | None, known: dict[str, Family]) -> list[str]:
-    """Return the families that a text names, by their own names or those of groups; all without one.
+    """Return the families in a comma-separated text of families or groups; without a text, all of them.
 
     Raises:
         UsageError: there is no such family.
@@ -257,20 +257,20 @@ class Curve:
     threads: int
     ranks: int
     how: str
-    """Other conditions, `ext4`; empty for none."""
+    """Other conditions, such as `ext4`; empty for none."""
 
     timings: tuple[tuple[int, Timing], ...]
-    """Bytes and timing, smallest first; those that have a figure."""
+    """Bytes and timing of each size that has a figure, smallest first."""
 
     holes: tuple[tuple[int, Timing], ...] = ()
-    """Those that have none."""
+    """Bytes and timing of each size without a figure."""
 
     shape: Shape | None = field(default=None, compare=False)
-    """None for fewer sizes than a fit takes."""
+    """Fitted shape; None if there are fewer sizes than a fit needs."""
 
     @property
     def name(self) -> str:
-        """Of family, ranks (`× 2` of two threads each) and threads."""
+        """Name from family, ranks (`× 2` for two threads each), threads and other conditions."""
         ranks = f" {self.ranks} ranks" if self.ranks else ""
         threads = f" {self.threads} threads" if self.family.threaded and self.threads > 1 else ""
         if self.ranks and self.threads > 1:
@@ -289,18 +289,18 @@ class Curve:
         return max((each.canary_ratio for _, each in self.timings if each.canary_ratio), default=None)
 
     def rate(self, size: int, timing: Timing) -> float:
-        """Return bytes a second."""
+        """Return the rate in bytes per second."""
         return size / (timing.trimmed_ns or float("inf")) * 1e9
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The size with the highest rate, and that rate in bytes a second."""
+        """The size with the highest rate, and that rate in bytes per second."""
         rates = [(self.rate(size, each), size) for size, each in self.timings if size]
         return (max(rates)[1], max(rates)[0]) if rates else None
 
 
 def curves(timings: Iterable[Timing], keep: Callable[[Spec], bool] = lambda spec: True) -> list[Curve]:
-    """Return the curves of timings of transfers and collectives, fitted; other timings are left out."""
+    """Return the fitted curves of timings of transfers and collectives; other timings are left out."""
     grouped: dict[tuple[str, int, int, str], list[tuple[int, Timing]]] = {}
     for each in timings:
         if each.runtime not in (TRANSFERS, COLLECTIVES):
@@ -320,7 +320,7 @@ def arguments(found: Spec) -> tuple[str, dict[str, Any]]:
     """Return the family of a spec and its arguments.
 
     Raises:
-        BenchError: it is of no transfer.
+        BenchError: the spec is no transfer.
     """
     call = found.block.calls[0] if found.block.calls else None
     if call is None or not call.op.startswith(("transfer::", "collective::")):
@@ -345,7 +345,7 @@ def _curve(name: str, threads: int, ranks: int, how: str, those: list[tuple[int,
 
 @dataclass(frozen=True)
 class Ratio:
-    """Two curves over each other."""
+    """The ratio of two curves, or of two pieces of a curve, with its interval."""
 
     name: str
     value: float
@@ -355,9 +355,9 @@ class Ratio:
 
 
 def ratios(found: Sequence[Curve]) -> list[Ratio]:
-    """Return duplex ratios (of rates), and locality ratios (of seconds a byte).
+    """Return duplex ratios (of rates), and locality ratios (of seconds per byte).
 
-    The latter are of the last piece of a curve over its first one, and of the furthest NUMA node over the own one.
+    Locality ratios compare the last piece of a curve with its first, and the furthest NUMA node with the own one.
     """
     shaped = {(each.family.name, each.ranks, each.threads, each.how): each for each in found if each.shape is not None}
     made = []
@@ -389,13 +389,13 @@ def ratios(found: Sequence[Curve]) -> list[Ratio]:
 
 
 def together(found: Iterable[Curve], name: str, ranks: int, threads: int) -> float | None:
-    """Return how much longer a rank computes if so many do, by a family `together-…`; None if it was not timed.
+    """Return how much longer a rank computes if others do so too, by a family `together-…`; None if not timed.
 
     Args:
         found: curves.
-        name: of the family.
-        ranks: how many.
-        threads: of each rank.
+        name: name of the family.
+        ranks: number of ranks.
+        threads: number of threads of each rank.
     """
     those = [each for each in found if (each.family.name, each.threads) == (name, threads) and each.timings]
     took = {each.ranks: each.timings[0][1].trimmed_ns for each in those}
@@ -404,7 +404,7 @@ def together(found: Iterable[Curve], name: str, ranks: int, threads: int) -> flo
 
 
 class Slower(NamedTuple):
-    """How much longer ranks take for something if all of them do it at once."""
+    """The factor by which work takes longer if all ranks do it at once."""
 
     ranks: int
     threads: int
@@ -413,7 +413,7 @@ class Slower(NamedTuple):
 
 
 def slower(found: Sequence[Curve]) -> list[Slower]:
-    """Return how much longer ranks take that compute at once, by threads, ranks and what they do."""
+    """Return the slowdown of ranks that compute at the same time, by threads, ranks and kind of work."""
     made = []
     for name in ("together-product", "together-copy"):
         those = {(each.threads, each.ranks) for each in found if each.family.name == name and each.ranks > 1}

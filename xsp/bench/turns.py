@@ -1,6 +1,6 @@
-"""The process that times, as its parent sees it: sittings are sent to it, and what crashes it is named.
+"""The worker process that times, as seen by its parent, which sends it sittings and identifies specs that crash it.
 
-A spec that crashes the process, takes too long or more memory than it may is marked, and the others of its sitting are
+A spec that crashes the process, or takes too long or too much memory, is marked, and the other specs of its sitting are
 sent to another process.
 """
 
@@ -28,10 +28,10 @@ from xsp.version import __version__
 _CODE = processes.calling("xsp.bench.worker", "work")
 
 START_S = 60.0
-"""For a process to import torch."""
+"""Seconds to wait for a process to import torch."""
 
 GRACE_S = 3.0
-"""After the end of a sitting, for what ran then to end."""
+"""Seconds after the end of a sitting for the running spec to end."""
 
 LOOK_S = 0.5
 DISTURBED = 1.05
@@ -40,28 +40,28 @@ MOST_ROTATED_BYTES = 64 << 20
 LEAST_ROTATED_BYTES = 16 << 20
 
 Told = Callable[[Spec, int], None]
-"""Called with a spec that was timed, and how many of the sitting are."""
+"""Callback that is given a timed spec, and the number of timed specs in the sitting."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one spec may take."""
+    """Limits of one spec."""
 
     seconds: float = 20.0
-    """For one batch, or to be prepared."""
+    """Seconds for one batch, or for preparation."""
 
     memory_bytes: int | None = None
-    """For its tensors and what it allocates; half of what is free unless told otherwise."""
+    """Bytes of its tensors and other allocations; default: half of the free memory."""
 
 
 def rotated_bytes() -> int:
-    """Return how much the copies of weights take together: a quarter more than the last cache, within limits."""
+    """Return the total bytes of the copies of weights: a quarter more than the last-level cache, within limits."""
     last = max((size for _, size in caches()), default=LEAST_ROTATED_BYTES)
     return min(max(last * 5 // 4, LEAST_ROTATED_BYTES), MOST_ROTATED_BYTES)
 
 
 class Turns:
-    """Times sittings of specs of one number of threads."""
+    """A worker process that times sittings of specs with one number of threads."""
 
     def __init__(self, threads: int, limits: Limits = Limits()) -> None:
         self.threads = threads
@@ -70,7 +70,7 @@ class Turns:
         self._process: processes.Asked | None = None
 
     def __enter__(self) -> Turns:
-        # a mapped file says what runs: a message for each batch would wake this process beside what is timed
+        # a mapped file records the running spec: a message per batch would wake this process beside the timed work
         self._file = tempfile.TemporaryFile()
         self._file.truncate(CELL.size)
         self._cell = mmap.mmap(self._file.fileno(), CELL.size)
@@ -82,7 +82,7 @@ class Turns:
         self._file.close()
 
     def start(self) -> float:
-        """Start the process unless it runs, and return the seconds until it was ready: it imports torch.
+        """Start the process unless it runs, and return the seconds until it was ready, that is, had imported torch.
 
         Raises:
             BenchError: torch is not installed, or the process cannot be started.
@@ -95,13 +95,13 @@ class Turns:
     def sit(
         self, specs: Sequence[Spec], until: float, told: Told = lambda spec, done: None, seed: int = 0
     ) -> list[Timing]:
-        """Return the timings of specs that take turns; those that the time is not enough for are not among them.
+        """Return the timings of specs that take turns; specs for which the time was not enough are left out.
 
         Args:
-            specs: all of the number of threads of these turns.
-            until: as `time.monotonic` counts.
+            specs: specs, all with the number of threads of this object.
+            until: deadline on the clock of `time.monotonic`.
             told: see `Told`.
-            seed: of the order in a round.
+            seed: seed of the order within a round.
 
         Raises:
             BenchError: torch is not installed, or the process cannot be started.
@@ -133,10 +133,10 @@ class Turns:
     def _answers(
         self, process: processes.Asked, specs: Sequence[Spec], until: float, told: Told, before: int
     ) -> tuple[dict[int, Timing], float | None]:
-        """Return the timings by place, and the drift of the canaries; None if the process did not come to an end."""
+        """Return the timings by place, and the drift of the canaries; None if the process did not end the sitting."""
         found: dict[int, Timing] = {}
         while True:
-            ended = process.has_ended()  # before the look: what it told at its end is read first
+            ended = process.has_ended()  # checked before reading, so that its last answers are read first
             line = process.answer(time.monotonic() + LOOK_S)
             if line:
                 answer = json.loads(line)
@@ -151,13 +151,13 @@ class Turns:
     def _is_late(self, until: float) -> bool:
         place, since = CELL.unpack(self._cell[:])
         now = time.monotonic()
-        if since == 0:  # it has not read the question
+        if since == 0:  # it has not read the request
             return now > max(until, self._asked_at + START_S)
         allowed = self.limits.seconds if place >= 0 else START_S
         return now - since / 1e9 > allowed or now > until + max(GRACE_S, self.limits.seconds)
 
     def _crashed(self, specs: Sequence[Spec], answers: dict[int, Timing], until: float) -> Timing | None:
-        """End a process that did not come to an end, and return what is known of the spec that it ran."""
+        """End a process that did not finish its sitting, and return a timing for the spec that it ran, if known."""
         assert self._process is not None
         late = not self._process.has_ended()
         place, since = CELL.unpack(self._cell[:])

@@ -1,8 +1,8 @@
-"""Other ways to compute the same: what `best` of a bound is the least of. Imports torch: import it where it is needed.
+"""Other ways to compute the same, the least of which is `best` of a bound. Imports torch: import it where it is needed.
 
-A variant is checked against float64 when it is first timed; one whose results are further from it than those of the
-block as it runs, and than its type allows, is `different`. Variants in another precision (`PRECISIONS`) are not refused
-for that: how far their results are from those of the block as it runs is stored with their time.
+A variant is checked against float64 when it is first timed; it is `different` if its results are further off than those
+of the block as it runs, and than its type allows. Variants in another precision (`PRECISIONS`) are not refused for
+that: how far their results are from those of the block as it runs is stored with their time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from xsp.graph.node import Tensor
 from xsp.graph.recorder import flat
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference from float64, in parts of the largest result."""
+"""Largest difference from float64, relative to the largest result."""
 
 
 class Different(Exception):
-    """Results that are not those of the block; the message says how far off they are."""
+    """Raised if results differ from those of the block; the message reports by how much."""
 
     def __init__(self, said: str, error: float | None = None) -> None:
         super().__init__(said)
@@ -37,15 +37,15 @@ class Different(Exception):
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to compute the same."""
+    """Another way to compute a block."""
 
     name: str
     applies: Callable[[Spec], bool]
-    """Whether it would do anything else than the block as it runs."""
+    """Whether the variant may differ from the block as it runs."""
 
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     arranged: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """What becomes of each input."""
+    """Function that rearranges each input in memory."""
 
 
 def _inputs(spec: Spec) -> Iterable[Tensor]:
@@ -53,7 +53,7 @@ def _inputs(spec: Spec) -> Iterable[Tensor]:
 
 
 def _has_plane(spec: Spec) -> bool:
-    """Convolutions, pooling and norms of images."""
+    """Return whether the block has convolutions, pooling, norms or resampling of images."""
     words = ("conv", "pool", "norm", "upsample", "interpolate", "pixel_shuffle")
     return any(word in spec.block.op for word in words) and any(len(each.shape or ()) == 4 for each in _inputs(spec))
 
@@ -92,7 +92,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 def _multiplies(spec: Spec) -> bool:
-    """What autocast computes in lower precision, of float32 inputs."""
+    """Return whether autocast would compute a call of the block in lower precision, from float32 inputs."""
     words = ("conv", "linear", "addmm", "matmul", "::mm", "bmm", "baddbmm", "scaled_dot_product_attention", "einsum")
     return any(word in spec.block.op for word in words) and any(each.dtype == "float32" for each in _inputs(spec))
 
@@ -107,7 +107,7 @@ PRECISIONS: Mapping[str, Variant] = {
         ),
     )
 }
-"""Variants that change numbers: not among `--variants all`, and never in a bound."""
+"""Variants that change numbers: not part of `--variants all`, and never in a bound."""
 
 
 def named(name: str) -> Variant | None:
@@ -116,11 +116,11 @@ def named(name: str) -> Variant | None:
 
 
 def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared, float | None]:
-    """Return a spec ready to be called, and how far the results of its variant are off; None for no variant.
+    """Return a spec ready to be called, and the error of its variant's results; None if it has no variant.
 
     Raises:
-        NotTimeable: it cannot be run by itself, or the variant does nothing else.
-        MemoryError: it takes more than it may.
+        NotTimeable: the block cannot be run on its own, or the variant changes nothing.
+        MemoryError: the tensors exceed the limit.
         Different: the variant does not compute the same.
         PluginError: there is no such runtime, or it cannot be imported.
     """
@@ -140,7 +140,7 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
         prepared.restore()
         if variant.arranged is not None:
             different = {id(each): each for given in prepared.sets for each in given}
-            arranged = {number: variant.arranged(each) for number, each in different.items()}  # shared ones stay shared
+            arranged = {number: variant.arranged(each) for number, each in different.items()}  # keeps sharing
             prepared = replace(prepared, sets=[tuple(arranged[id(each)] for each in given) for given in prepared.sets])
         prepared.around = variant.around
         with variant.around():
@@ -153,7 +153,7 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
 
 
 def _writes_arranged(prepared: Prepared, arranged: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Return whether an input that is to lie otherwise is one that the block changes."""
+    """Return whether the block changes an input that the variant would rearrange."""
     written = {storage.untyped_storage().data_ptr() for storage, _ in prepared.written}
     return any(
         each.untyped_storage().data_ptr() in written and arranged(each) is not each
@@ -164,10 +164,10 @@ def _writes_arranged(prepared: Prepared, arranged: Callable[[torch.Tensor], torc
 
 
 def distance(plain: Any, other: Any) -> float:
-    """Return how far results in another precision are off, in parts of the largest result as it runs.
+    """Return the error of results in another precision, relative to the largest result of the block as it runs.
 
     Raises:
-        Different: they have other shapes, other integers, or are not finite where those are.
+        Different: the results have other shapes or other integers, or are not finite where those of the block are.
     """
     usual, found = list(flat(plain)), list(flat(other))
     if [each.shape for each in found] != [each.shape for each in usual]:
@@ -186,15 +186,15 @@ def distance(plain: Any, other: Any) -> float:
 
 
 def check(plain: Any, other: Any, exact: Any | None) -> float:
-    """Return how far the results of a variant are off, in parts of the largest result.
+    """Return the error of a variant's results, relative to the largest result.
 
     Args:
         plain: results of the block as it runs.
-        other: those of the variant.
-        exact: those in float64; None where it cannot be computed in it, and `plain` stands in.
+        other: results of the variant.
+        exact: results in float64; None if an operator does not support it, in which case `plain` is used.
 
     Raises:
-        Different: further than they may.
+        Different: the results have other shapes or integers, or their error is too large.
     """
     wanted = list(flat(plain if exact is None else exact))
     found, usual = list(flat(other)), list(flat(plain))
@@ -222,7 +222,7 @@ def _off(got: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def _in_float64(prepared: Prepared) -> Any | None:
-    """Return the results in float64; None where an operator does not take it."""
+    """Return the results in float64; None if an operator does not support it."""
     wide = [each.double() if each.is_floating_point() else each.clone() for each in prepared.sets[0]]
     with contextlib.suppress(Exception):
         return prepared.function(*wide)

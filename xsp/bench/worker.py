@@ -1,5 +1,5 @@
-"""The process that times: it reads specs as lines of JSON and writes timings as such. Neither xsp's table engine nor
-anything of the parent's enters it."""
+"""The worker process, which times specs: it reads them as lines of JSON and writes timings in the same form. It loads
+neither xsp's table engine nor any state of the parent."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from xsp import processes
 from xsp.bench.spec import Spec, Timing
 
 CELL = struct.Struct("qq")
-"""Place of the spec that runs, and since when, in nanoseconds of the monotonic clock."""
+"""Place of the running spec, and the start of its run in nanoseconds of the monotonic clock."""
 
 BESIDE_BYTES = 1 << 30
-"""What libraries may take beside the tensors of a block: pools, caches of kernels, work space."""
+"""Bytes that libraries may take beside the tensors of a block: pools, kernel caches, work space."""
 
 
 def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -> None:
-    """Say that it is ready, then time the sittings that stdin names, one a line.
+    """Report that the process is ready, then time the sittings that arrive on stdin, one per line.
 
     Args:
-        parent: number of the process that asks; this one ends with it.
-        threads: of torch.
-        cell: a file, mapped, that says which spec runs: the parent reads it when this process is no more.
-        limit_bytes: that tensors may take.
-        answers: descriptor to write to.
+        parent: process ID of the parent; this process ends with it.
+        threads: number of torch threads.
+        cell: file to map, which records the running spec: the parent reads it if this process crashes.
+        limit_bytes: most bytes that tensors may take.
+        answers: descriptor to which answers are written.
     """
     processes.end_with_parent(parent)
     import torch
@@ -74,7 +74,7 @@ def _sit(asked: dict[str, Any], mark: Any, say: Any, limit_bytes: int) -> None:
 
 
 def _limit(limit_bytes: int) -> None:
-    """Let allocations fail beyond what this process may take, before the system ends it or another one."""
+    """Make allocations fail beyond the limit of this process, before the system kills it or another process."""
     try:
         import resource
 
@@ -82,12 +82,12 @@ def _limit(limit_bytes: int) -> None:
         from_now = int(next(line.split()[1] for line in said if line.startswith("VmData"))) * 1024
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (from_now + limit_bytes + BESIDE_BYTES, hard))
-    except (ImportError, OSError, ValueError, StopIteration):  # not on Linux: the footprint alone is looked at
+    except (ImportError, OSError, ValueError, StopIteration):  # not on Linux: only the footprint is checked
         return
 
 
 def to_plain(timing: Timing) -> dict[str, Any]:
-    """Return a timing as JSON can hold it, without what its spec says already."""
+    """Return a timing as plain values for JSON, without the fields that its spec determines."""
     left_out = {"calls", "key", "work_key", "op", "variant", "state", "threads", "runtime", "environment"}
     held = dataclasses.asdict(timing)
     return {name: value for name, value in held.items() if name not in left_out}

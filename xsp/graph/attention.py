@@ -1,8 +1,8 @@
-"""The rule that finds attention written by hand: query times key, a softmax, times value.
+"""The rule that detects hand-written attention: query times key, a softmax, times value.
 
-Between them may stand a scale, a mask (added, filled in, or chosen by `where`), casts around the softmax, a drop-out
-that drops nothing, and views that split or join the dimensions of batch and heads. Whatever else stands there, or reads
-what stands there, keeps the attention as it is.
+Allowed between these are a scale, a mask (added, filled in, or chosen by `where`), casts around the softmax, an idle
+drop-out, and views that split or join the dimensions of batch and heads. If there is anything else in between, or an
+intermediate result is read elsewhere, the attention stays unchanged.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ SOFTMAX = ("softmax", "_softmax", "special_softmax", "_safe_softmax")
 PRODUCTS = ("matmul", "bmm", "einsum", "linalg_matmul")
 RESHAPES = ("view", "reshape", "_unsafe_view", "unflatten", "flatten")
 NOTHING = ("dropout", "contiguous", "to", "alias", "detach", "_to_copy", "expand", "type_as")
-"""Calls between the softmax and the products that keep all values, where they are views or casts."""
+"""Calls between the softmax and the products that keep all values if they are views or casts."""
 
 LOW = -1e4
-"""What is filled in for masked scores is this, or lower."""
+"""Upper bound of the values that may be filled in for masked scores."""
 
 
 @dataclass
 class _Seen:
-    """What was found on the way from the softmax to the products."""
+    """The calls and properties found on the way from the softmax to the products."""
 
     inside: list[int] = field(default_factory=list)
     scale: float = 1.0
     mask: Origin | None = None
     inverted: bool = False
-    """Whether the mask is true where scores are left out."""
+    """Whether the mask is true at scores that are left out."""
 
     shape: tuple[int, ...] = ()
-    """Of the scores where the mask is applied."""
+    """Shape of the scores to which the mask is applied."""
 
     factors: tuple[tuple[Origin, Tensor], tuple[Origin, Tensor]] | None = None
-    """Query, and key with its dimensions of length and width in this order."""
+    """Query, and key with its last dimensions in the order length, width."""
 
 
 def attention(draft: Draft) -> Iterator[Found]:
-    """Put one call of `scaled_dot_product_attention` in the place of attention by hand."""
+    """Replace hand-written attention by one call of `scaled_dot_product_attention`."""
     for number in list(draft.order):
         if number in draft.steps and draft.steps[number].op in SOFTMAX and number in set(draft.order):
             found = _Attention(draft, number).replaced()
@@ -53,7 +53,7 @@ def attention(draft: Draft) -> Iterator[Found]:
 
 
 class _Attention:
-    """Attention by hand, around one softmax."""
+    """Hand-written attention around one softmax."""
 
     def __init__(self, draft: Draft, softmax: int) -> None:
         self.draft, self.softmax = draft, softmax
@@ -62,7 +62,7 @@ class _Attention:
         self.added: list[int] = []
 
     def replaced(self) -> Found | None:
-        """Replace it; None if it is none, or cannot be."""
+        """Replace the attention; return None if it is not attention or cannot be replaced."""
         step = self.draft.steps[self.softmax]
         shape = step.call.outputs[0].shape or ()
         if len(shape) < 3 or step.option("dim") not in (-1, len(shape) - 1) or step.phase is not Phase.FORWARD:
@@ -85,7 +85,7 @@ class _Attention:
     # --- finding ------------------------------------------------------------------------------------------
 
     def _down(self) -> bool:
-        """Follow the weights to the product with the values; return whether there is one."""
+        """Follow the weights to the product with the values; return whether it was found."""
         self.seen.inside.append(self.softmax)
         at: Origin = (self.softmax, 0)
         while True:
@@ -102,7 +102,7 @@ class _Attention:
             at = (readers[0], 0)
 
     def _passes(self, step: Step) -> bool:
-        """Return whether a call keeps values and the last two dimensions."""
+        """Return whether a call preserves the values and the last two dimensions."""
         if not step.plain or len(step.call.outputs) != 1:
             return False
         before, after = step.call.inputs[0].shape or (), step.call.outputs[0].shape or ()
@@ -113,7 +113,7 @@ class _Attention:
         return step.kind is NodeKind.VIEW or step.op in ("to", "_to_copy", "type_as", "contiguous")
 
     def _up(self) -> bool:
-        """Follow the scores to the product of query and key; return whether there is one."""
+        """Follow the scores to the product of query and key; return whether it was found."""
         at = self.draft.steps[self.softmax].takes[0]
         self.seen.shape = self.draft.tensor(at).shape or ()
         while at[0] >= 0:
@@ -132,7 +132,7 @@ class _Attention:
         return False
 
     def _before(self, step: Step) -> Origin | None:
-        """Take a call on the scores; return the scores before it, or None where it is another one."""
+        """Record a call on the scores; return the scores before it, or None if the call is not allowed."""
         seen, draft = self.seen, self.draft
         op, first = step.op.rstrip("_"), step.takes[0] if step.takes else None
         if first is None:
@@ -151,7 +151,7 @@ class _Attention:
             return first if step.call.inputs[0].shape == shape else None
         if self._passes(step):
             return first
-        if seen.mask is not None or seen.scale != 1.0:  # a scale after the mask scales the mask too
+        if seen.mask is not None or seen.scale != 1.0:  # a scale after the mask would scale the mask too
             return None
         if op == "add" and len(step.takes) == 2 and step.option("alpha") in (1, None):
             sides = [
@@ -172,7 +172,7 @@ class _Attention:
         return None
 
     def _is_score(self, origin: Origin) -> bool:
-        """Return whether a tensor comes from a product, by calls on scores."""
+        """Return whether a tensor comes from a product by calls that are allowed on scores."""
         while origin[0] >= 0:
             step = self.draft.steps[origin[0]]
             if step.op in (*PRODUCTS, "baddbmm"):
@@ -186,7 +186,7 @@ class _Attention:
         self.seen.mask, self.seen.shape, self.seen.inverted = mask, shape, inverted
 
     def _with_bias(self, step: Step) -> bool:
-        """Take a product with something added: a mask, or, with a factor of 0, nothing."""
+        """Record a product with an added tensor: a mask, or nothing if its factor is 0."""
         alpha, beta = step.option("alpha"), step.option("beta")
         if not isinstance(alpha, (int, float)) or not alpha:
             return False
@@ -223,7 +223,7 @@ class _Attention:
         return True
 
     def _closed(self, inside: set[int]) -> bool:
-        """Return whether nothing but the calls found reads what they make, and these change nothing else."""
+        """Return whether only the found calls read their results, and they change nothing else."""
         for number in inside:
             step = self.draft.steps[number]
             storage = self.draft.storage((number, 0))
@@ -285,7 +285,7 @@ class _Attention:
         return self._as_it_was(made, call.outputs[0], end.call.outputs[0], out)
 
     def _value(self, end: Step) -> tuple[tuple[Origin, Tensor], list[int] | None] | None:
-        """Return the values, with length and width last, and how the result's dimensions are put in order after it."""
+        """Return the values, with length and width last, and the final order of the result's dimensions."""
         values, tensor = end.takes[1], end.call.inputs[1]
         if end.op != "einsum":
             one, two = end.call.inputs[0].shape or (), tensor.shape or ()
@@ -305,7 +305,7 @@ class _Attention:
         return self._permuted(values, tensor, order), [made.index(each) for each in out]
 
     def _masked(self, dtype: str | None) -> tuple[Origin | None, Tensor | None] | None:
-        """Return the mask as attention takes it, which may be none; None if it cannot be had."""
+        """Return the mask in the form that attention takes, (None, None) if there is none; None if impossible."""
         seen, draft = self.seen, self.draft
         if seen.mask is None:
             return None, None
@@ -316,7 +316,7 @@ class _Attention:
             a not in (1, b) for a, b in zip(reversed(shape), reversed(full), strict=False)
         ):
             return None
-        if len(shape) < 2:  # the fused kernels want two dimensions at least
+        if len(shape) < 2:  # the fused kernels need at least two dimensions
             made = laid(tensor.dtype, (*(1,) * (2 - len(shape)), *shape), (*(0,) * (2 - len(shape)), *strides(tensor)))
             call = Call("aten::expand", (("self", tensor), ("size", made.shape), ("implicit", False)), (made,))
             return self._inverted(self._add(call, NodeKind.VIEW, (seen.mask,), (0,)), made, dtype)
@@ -336,7 +336,7 @@ class _Attention:
         ), made
 
     def _split(self, origin: Origin, tensor: Tensor, batch: tuple[int, ...]) -> tuple[Origin, Tensor] | None:
-        """Return a tensor with the dimensions of the batch as they are where the mask is applied."""
+        """Return a tensor whose batch dimensions are those at which the mask is applied."""
         shape, stride = tensor.shape or (), strides(tensor)
         if shape[:-2] == batch:
             return origin, tensor
@@ -351,7 +351,7 @@ class _Attention:
         return self._add(call, NodeKind.VIEW, (origin,), (0,)), made
 
     def _as_it_was(self, made: Origin, tensor: Tensor, old: Tensor, out: list[int] | None) -> Origin:
-        """Return the result with the dimensions that those who read it expect."""
+        """Return the result with the dimensions that its readers expect."""
         if out is not None and out != list(range(len(out))):
             made, tensor = self._permuted(made, tensor, out)
         if tensor.shape != old.shape:
@@ -380,7 +380,7 @@ class _Attention:
         return self._add(call, NodeKind.VIEW, (origin,), (0,)), made
 
     def _swaps(self, maker: Step, order: list[int]) -> bool:
-        """Return whether a transposition is the one that an order stands for."""
+        """Return whether a transposition is the same as an order of dimensions."""
         count = len(order)
         one, other = (int(maker.option(each)) % count for each in ("dim0", "dim1"))
         swapped = list(range(count))
@@ -395,7 +395,7 @@ class _Attention:
 
 
 def _equation(step: Step) -> tuple[list[str], list[str], list[str]] | None:
-    """Return the letters of both factors and of the result of an einsum; None if they are not as plain as that."""
+    """Return the letters of both factors and of the result of an einsum; None if the equation is not of that form."""
     equation = str(step.option("equation")).replace(" ", "")
     left, arrow, out = equation.partition("->")
     parts = left.split(",")
@@ -405,13 +405,13 @@ def _equation(step: Step) -> tuple[list[str], list[str], list[str]] | None:
 
 
 def _is_low(value: Any, draft: Draft, origin: Origin | None) -> bool:
-    """Return whether what is filled in takes all weight from a score."""
+    """Return whether a filled-in value takes all weight from a score."""
     value = _number(value, draft, origin)
     return isinstance(value, float) and (isinf(value) or value <= LOW) and value < 0
 
 
 def _number(value: Any, draft: Draft, origin: Origin | None) -> Any:
-    """Return a number that is given as such, or as a tensor of one; a tensor whose value is not known as it is."""
+    """Return a number from a number or a tensor of one element; a tensor of unknown value is returned unchanged."""
     maker = draft.maker(origin) if isinstance(value, Tensor) else None
     if maker is None or maker.op not in ("full", "full_like", "scalar_tensor", "new_full") or value.elements != 1:
         return value

@@ -1,7 +1,7 @@
-"""Blocks: one or several consecutive calls of a graph, without their place in it. A block is what is timed.
+"""Blocks: one or several consecutive calls of a graph, independent of their place in it. Blocks are what is timed.
 
 A layer is a block of one call. Several calls are wired by local numbers: each storage has a number, in the order of
-first appearance. So equal stretches of different models are equal blocks, with equal keys.
+first appearance. So equal sections of different models are equal blocks, with equal keys.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from xsp.graph import keys
 from xsp.graph.node import Call, Graph, Node, NodeKind, Phase, Role, Tensor
 
 LASTING = frozenset([Role.WEIGHT, Role.BUFFER, Role.STATE])
-"""Roles of what lives longer than a step, so that a whole step lies between two uses of it."""
+"""Roles of values that outlive a step, so that a whole step lies between two uses of them."""
 
 WEIGHT_BYTES = "weight_bytes"
-"""Among the settings of a graph without values, that of a trace: bytes of all parameters, where modules tell them."""
+"""Setting of a graph without values, such as that of a trace: bytes of all parameters, if modules report them."""
 
 ALONE = frozenset([NodeKind.OPAQUE, NodeKind.COMMUNICATION])
-"""Kinds that are not run again by themselves: a window of several calls holds none of them."""
+"""Kinds that are not rerun in isolation: a window of several calls contains none of them."""
 
 _WEIGHTS: dict[str, slice] = {
     **dict.fromkeys(
@@ -39,22 +39,22 @@ _WEIGHTS: dict[str, slice] = {
     "aten::addmm": slice(0, None, 2),
     "aten::embedding": slice(0, 1),
 }  # fmt: skip
-"""Operator → which of its tensors are weights where a module calls it, for sources that do not tell what a tensor is:
-without it a call of a trace would be another block than that of the same call of a captured step."""
+"""Operator → its tensors that are weights if a module calls it, for sources that do not report the role of a tensor:
+without it, a call of a trace would be a different block from the same call of a captured step."""
 
 
 @dataclass(frozen=True)
 class Wires:
-    """Which storages a call uses, by local numbers."""
+    """The storages that a call uses, by local numbers."""
 
     reads: tuple[int, ...]
-    """Of each tensor of `call.inputs`."""
+    """Storage of each tensor of `call.inputs`."""
 
     returns: tuple[int, ...]
-    """Of each of `call.outputs`."""
+    """Storage of each of `call.outputs`."""
 
     writes: tuple[int, ...]
-    """Of what it makes or changes."""
+    """Storages that the call makes or changes."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Block:
     calls: tuple[Call, ...]
     wiring: tuple[Wires, ...]
     weights: tuple[int, ...] = ()
-    """Storages from outside that live longer than a step: weights, buffers, states of the optimizer."""
+    """Storages from outside that outlive a step: weights, buffers, states of the optimizer."""
 
     @property
     def op(self) -> str:
@@ -73,12 +73,12 @@ class Block:
 
     @cached_property
     def key(self) -> str:
-        """Equal for equal blocks: 32 hexadecimal digits of calls, wiring, and which inputs are weights."""
+        """Key, equal for equal blocks: 32 hexadecimal digits from calls, wiring, and which inputs are weights."""
         return self._hash([keys.key(each) for each in self.calls])
 
     @cached_property
     def work_key(self) -> str:
-        """As `key`, without arguments that cannot change the work, see `xsp.graph.keys.ERASED`."""
+        """Like `key`, without arguments that cannot change the work, see `xsp.graph.keys.ERASED`."""
         return self._hash([keys.work_key(each) for each in self.calls])
 
     @property
@@ -88,7 +88,7 @@ class Block:
 
     @cached_property
     def external(self) -> dict[int, Tensor]:
-        """Storage → the first tensor that is read of it, for those that come from outside, in order."""
+        """Storage from outside → the first tensor that is read from it, in order."""
         made: set[int] = set()
         found: dict[int, Tensor] = {}
         for call, wires in zip(self.calls, self.wiring, strict=True):
@@ -100,11 +100,11 @@ class Block:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights that it reads; those of unknown size are left out."""
+        """Bytes of the weights that the block reads; weights of unknown size are left out."""
         return sum(self.external[each].bytes or 0 for each in self.weights if each in self.external)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the block as JSON can hold it."""
+        """Return the block as plain values for JSON."""
         return {
             "calls": [keys.call_to_plain(each) for each in self.calls],
             "wiring": [[list(each.reads), list(each.returns), list(each.writes)] for each in self.wiring],
@@ -113,10 +113,10 @@ class Block:
 
     @classmethod
     def from_plain(cls, found: Any) -> Block:
-        """Return the block that `to_plain` made JSON of.
+        """Return the block from the output of `to_plain`.
 
         Raises:
-            LookupError, TypeError, ValueError: it did not, or somebody changed it.
+            LookupError, TypeError, ValueError: `found` is not such output, or was changed.
         """
         calls = tuple(map(keys.call_from_plain, found["calls"]))
         wiring = tuple(Wires(*(tuple(map(int, part)) for part in each)) for each in found["wiring"])
@@ -157,7 +157,7 @@ def block(graph: Graph, start: int, stop: int) -> Block:
         return tuple(found)
 
     def untold(call: Call) -> Wires:
-        """Return the wires of a call whose source tells no storages: each tensor is taken to be one of its own."""
+        """Return the wires of a call whose source reports no storages: each tensor gets a storage of its own."""
         reads = tuple(seen.setdefault(object(), len(seen)) for _ in call.inputs)
         likely.update(reads[_WEIGHTS.get(call.op, slice(0))])
         if call.op.endswith("_") and reads:
@@ -180,16 +180,16 @@ def block(graph: Graph, start: int, stop: int) -> Block:
 
 
 def windows(graph: Graph, size: int = 1, stride: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield where the blocks of so many computing calls begin and end in a graph, for `block`.
+    """Yield the start and the end of each block of `size` computing calls in a graph, for `block`.
 
-    Views and allocations between computing calls belong to the window, those around it to none. Windows lie in one
-    phase. What cannot be run by itself stands alone. A window of several calls goes on where the next call would
-    overwrite what one of its own made.
+    Views and allocations between computing calls belong to the window, those around it to no window. A window lies in
+    one phase. Calls that cannot be run on their own form a window alone. A window of several calls is extended if the
+    next call would overwrite the result of one of its calls.
 
     Args:
-        graph: any.
-        size: computing calls of a window; the last one of a phase may have fewer.
-        stride: computing calls from the beginning of one window to that of the next; its size unless told otherwise.
+        graph: any graph.
+        size: computing calls per window; the last window of a phase may have fewer.
+        stride: computing calls from the start of one window to the start of the next; default: `size`.
 
     Raises:
         GraphError: a size or stride below 1.
@@ -214,7 +214,7 @@ def windows(graph: Graph, size: int = 1, stride: int | None = None) -> Iterator[
 
 
 def _stretches(graph: Graph) -> Iterator[list[int]]:
-    """Yield the places of computing nodes, cut where the phase changes and around what stands alone."""
+    """Yield the places of computing nodes in lists, split at changes of phase and around nodes that stand alone."""
     current: list[int] = []
     for place, node in enumerate(graph.nodes):
         if not node.computes:

@@ -1,13 +1,13 @@
-"""Graphs of models and modules: one step runs under a recorder, on tensors without values where that works.
+"""Graphs of models and modules: one step runs under a recorder, on tensors without values if possible.
 
 | rung | tried | what it cannot do |
 |---|---|---|
 | built on meta | first | initialisers that compute with values |
-| moved to meta | where building on meta failed | operators whose result depends on values |
-| on the CPU | where running on meta failed | models that do not fit into half of the free memory |
+| moved to meta | if building on meta failed | operators whose result depends on values |
+| on the CPU | if running on meta failed | models that do not fit into half of the free memory |
 
-A rung that failed is a problem of the graph, with the class of the error and its place. Without values nothing is
-computed: a model of any size is captured in the memory that its description takes.
+A failed rung is recorded as a problem of the graph, with the class and the place of the error. Without values nothing
+is computed: a model of any size is captured in the memory that its description takes.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
 RUNGS = ("built on meta", "moved to meta", "on the CPU")
 
 KIND = "graph"
-"""Of entries in the cache."""
+"""Kind of the cache entries that this module writes."""
 
 LIBRARIES = {
     "torchvision": ("torchvision",), "timm": ("timm", "torchvision"), "transformers": ("transformers",), "micro": ()
 }  # fmt: skip
-"""Sources of models that are kept, and the packages that define them."""
+"""Sources whose models are cached, and the packages that define them."""
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One step, ready to run, and what is known of it beforehand."""
+    """A step that is ready to run, and the model that it runs, if known."""
 
     run: Callable[[], object]
     built: Built | None
 
 
 def named(spec: str, settings: Settings) -> Graph:
-    """Capture a step of a model by name, or return what was captured of it with the same software.
+    """Capture a step of a model by name, or return the cached graph of the same software.
 
-    A model of a library is kept (see `xsp.cached`), so that another process has its graph without PyTorch.
+    The graph of a library's model is cached (see `xsp.cached`), so that another process gets it without PyTorch.
 
     Args:
-        spec: as `xsp.models` reads it.
-        settings: batch, training or inference, seed, shape of the input; on its device only the last rung is affected.
+        spec: name as `xsp.models` reads it.
+        settings: batch, training or inference, seed, shape of the input; the device only affects the last rung.
 
     Raises:
         ModelError: there is no such model, or its library is missing.
-        GraphError: no rung of the ladder worked; the message says why each did not.
+        GraphError: no rung of the ladder worked; the message has the reason of each.
     """
     conditions = _conditions(spec, settings)
     held = cached.read(KIND, conditions)
@@ -73,7 +73,7 @@ def named(spec: str, settings: Settings) -> Graph:
 
 
 def _conditions(spec: str, settings: Settings) -> dict[str, Any] | None:
-    """Return all that the graph of a model depends on; None where that cannot be told, as of a user's function."""
+    """Return all conditions that a model's graph depends on; None if unknown, as for a user's function."""
     library, _, name = spec.partition(":")
     if library not in LIBRARIES:
         return None
@@ -117,12 +117,12 @@ def _captured(spec: str, settings: Settings) -> Graph:
 def of_module(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, batch: int | None = None
 ) -> Graph:
-    """Capture a step of a module with its arguments; copies of both run, and both stay as they are.
+    """Capture a step of a module with its arguments; copies of both run, and the originals stay unchanged.
 
-    The batch is what the caller says that the arguments are, and not known otherwise.
+    The batch is the one that the caller states for the arguments, otherwise it is unknown.
 
     Raises:
-        GraphError: no rung of the ladder worked; the message says why each did not.
+        GraphError: no rung of the ladder worked; the message has the reason of each.
     """
     name = type(module).__name__
 
@@ -176,7 +176,7 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
     from xsp.graph.recorder import Recorder
 
     if settings.train:
-        step.run()  # the state of the optimizer is made in the first step: the second is as all others
+        step.run()  # the first step makes the state of the optimizer; the second is typical
     recorder = Recorder()
     if step.built is not None:
         recorder.modules.know(step.built.model)
@@ -205,7 +205,7 @@ def _dtype(model: Any) -> str | None:
 
 
 def without_values(module: Any) -> Any:
-    """Return a copy of a module whose parameters and buffers have shapes and no values."""
+    """Return a copy of a module whose parameters and buffers have shapes but no values."""
     import torch
 
     shapes: dict[int, Any] = {}
@@ -220,7 +220,7 @@ def without_values(module: Any) -> Any:
 
 
 def copied(module: Any) -> Any:
-    """Return a copy of a module; sparse tensors, which Python's own copy refuses, are cloned."""
+    """Return a copy of a module; sparse tensors, which `copy.deepcopy` refuses, are cloned."""
     import torch
 
     held = [each for each in (*module.parameters(), *module.buffers()) if each.layout is not torch.strided]
@@ -235,7 +235,7 @@ def owned(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> tuple[t
     twins = {id(each): each.detach().to(device, copy=True).requires_grad_(each.requires_grad) for each in given}
     try:
         return copy.deepcopy((args, kwargs), twins)
-    except Exception:  # what cannot be copied is used as it is
+    except Exception:  # arguments that cannot be copied are used directly
         return args, kwargs
 
 
@@ -247,22 +247,22 @@ def _known_values() -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _left_as_it_was() -> Iterator[None]:
-    """Keep the random numbers of the program as they are, whatever is built and run inside, and its modes outside."""
+    """Restore the program's random state at the end, and run the body outside of its inference and no-grad modes."""
     import torch
 
     state = torch.get_rng_state()
     try:
-        with torch.inference_mode(False), torch.enable_grad():  # a step has its own
+        with torch.inference_mode(False), torch.enable_grad():  # a step sets its own modes
             yield
     finally:
         torch.set_rng_state(state)
 
 
 def check_memory(model: Any) -> None:
-    """Refuse to run a model whose parameters take more than half of the free memory.
+    """Refuse to run a model whose parameters and buffers take more than half of the free memory.
 
     Raises:
-        GraphError: they do.
+        GraphError: they take more.
     """
     import torch
 
@@ -282,7 +282,7 @@ def _free_bytes() -> int | None:
 
 
 def said(error: BaseException) -> str:
-    """Return class, first sentence and place of an error."""
+    """Return class, first sentence and place of an error; of a `GraphError` only the sentence."""
     root = error.__cause__ or error
     first = (str(root).strip().split("\n")[0].split(". ")[0] or "no message").rstrip(".")[:200]
     if isinstance(root, GraphError):

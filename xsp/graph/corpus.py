@@ -1,7 +1,7 @@
-"""Graphs and measures of many models: each is captured in a process beside, with a limit of time.
+"""Graphs and measures of many models: each is captured in a separate process, with a time limit.
 
-In the folder are `measures.jsonl`, a line for each model that was tried, and a graph for each that was captured. A
-model that is in the file already is not tried again, so what was interrupted goes on where it stopped.
+The folder contains `measures.jsonl`, with a line for each model that was tried, and a graph for each model that was
+captured. A model that is in the file already is not tried again, so an interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xsp.errors import GraphError, XspError
 
 FILE = "measures.jsonl"
 LIMIT_S = 60.0
-"""For one model; the first one of a process may take twice as long, as it imports its library."""
+"""Seconds for one model; the first model of a process may take twice as long, because it imports its library."""
 
 MODELS_A_PROCESS = 50
 
@@ -42,14 +42,14 @@ def collect(
 
     Args:
         specs: names as `xsp.models` reads them.
-        out: folder for `measures.jsonl` and the graphs; it is made.
+        out: folder for `measures.jsonl` and the graphs; created if necessary.
         batch: samples in a step.
         train: training steps instead of predictions.
-        limit_s: seconds for a model.
-        progress: called with the name of a model, how many are done and how many there are.
+        limit_s: seconds per model.
+        progress: callback that is given the name of a model, the number of models done, and the total.
 
     Returns:
-        Rows with `spec`, and either the measures of the graph or `error`, one line that says why there is none.
+        Rows with `spec`, and either the measures of the graph or `error`, the reason in one line.
 
     Raises:
         GraphError: the folder cannot be written, or holds models of another batch or mode.
@@ -76,7 +76,7 @@ def collect(
 
 
 def rows(out: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a corpus; a line that was cut off is left out, and its model is tried again."""
+    """Yield the rows of a corpus; a truncated line is left out, so that its model is tried again."""
     path = out / FILE
     if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -89,7 +89,7 @@ def rows(out: Path) -> Iterator[dict[str, Any]]:
 
 
 def place(out: Path, spec: str) -> Path:
-    """Return where in a corpus the graph of a model lies."""
+    """Return the path of a model's graph in a corpus."""
     source, _, name = (
         "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in part)
         for part in spec.partition(":")
@@ -98,7 +98,7 @@ def place(out: Path, spec: str) -> Path:
 
 
 def unique(out: Path, specs: Iterable[str]) -> list[tuple[int, int]]:
-    """Return, after each model of a corpus, how many computing nodes and how many different keys there were so far."""
+    """Return, after each model of a corpus, the numbers of computing nodes and of different keys so far."""
     from xsp.graph import files
 
     nodes, keys, curve = 0, set(), []
@@ -112,14 +112,14 @@ def unique(out: Path, specs: Iterable[str]) -> list[tuple[int, int]]:
 
 
 def _end_line(path: Path, file: Any) -> None:
-    """Begin a new line behind one that was cut off."""
+    """Begin a new line after a truncated one."""
     content = path.read_bytes()
     if content and not content.endswith(b"\n"):
         file.write("\n")
 
 
 class _Worker:
-    """A process that captures models one after the other, and is replaced when it crashes or takes too long."""
+    """A process that captures models one after another, and is replaced when it crashes or takes too long."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -133,10 +133,10 @@ class _Worker:
         self._end()
 
     def ask(self, spec: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
-        """Return the measures of a model, or `error`; and `seconds`.
+        """Return the measures of a model, or `error`; in both cases with `seconds`.
 
         Raises:
-            GraphError: its graph cannot be written.
+            GraphError: the graph cannot be written.
         """
         if self._asked >= MODELS_A_PROCESS:
             self._end()
@@ -151,7 +151,7 @@ class _Worker:
         answer = self._process.answer(began + limit)
         if answer:
             found = json.loads(answer)
-            if "not_saved" in found:  # says nothing of the model, which is tried again
+            if "not_saved" in found:  # no statement about the model, which is tried again
                 raise GraphError(found["not_saved"])
             return {"seconds": round(time.monotonic() - began, 3), **found}
         late = time.monotonic() >= began + limit
@@ -166,7 +166,7 @@ class _Worker:
 
 
 def work(answers: int) -> None:
-    """Capture the models that stdin names, one a line, and write a line for each to a file descriptor."""
+    """Capture the models named on stdin, one per line, and write a line for each to the descriptor `answers`."""
     import warnings
 
     from xsp.graph.measures import as_json

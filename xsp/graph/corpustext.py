@@ -1,4 +1,4 @@
-"""What the models of a corpus share, as text for a terminal of 80 columns, and as plain values."""
+"""The layers that models of a corpus share, as text for a terminal of 80 columns, and as plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 MOST_IN_GRID = 10
-"""Models whose grid fits the width; of more, the groups and the pairs that are most alike are shown."""
+"""Most models for which the grid fits the width; for more models, the groups and the most similar pairs are shown."""
 
 MOST_PAIRS = MOST_GROUPS = MOST_HOLES = 10
 GROWTH = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -24,7 +24,7 @@ GROWTH = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 def page(corpus: Corpus) -> str:
-    """Return how many layers there are and how many are different, groups of models that are alike, and the holes."""
+    """Return the numbers of layers and of different layers, groups of similar models, and models without a graph."""
     curve = sharing.growth(corpus.members)
     asked = corpus.settings
     how = f"batch {asked.get('batch', '?')}, {'training step' if asked.get('train') else 'inference'}"
@@ -46,9 +46,9 @@ def as_json(corpus: Corpus) -> dict[str, Any]:
     """Return what `xsp graph CORPUS --format json` prints.
 
     Returns:
-        `settings`; `models`, `computing`, `unique`; `growth` with a row for each model in the order of the capture, the
-        calls and different calls so far; `order`, names in the order of the clustering; `jaccard`, the square in that
-        order; `groups`; and `holes`.
+        `settings`; `models`, `computing`, `unique`; `growth` with a row for each model in the order of the capture and
+        the numbers of calls and different calls so far; `order`, names in the order of the clustering; `jaccard`, the
+        matrix in that order; `groups`; and `holes`.
     """
     indexes = sharing.jaccard(corpus.members)
     found = sharing.groups(indexes)
@@ -77,11 +77,11 @@ def as_json(corpus: Corpus) -> dict[str, Any]:
 
 
 MOST_DRAWN = 300
-"""Models of the picture of the grid."""
+"""Most models in the chart of the grid."""
 
 
 def sections(corpus: Corpus) -> list[Section]:
-    """Return the same as sections of a page: growth, the grid in the order of the clustering, groups and holes."""
+    """Return the same data as sections of a page: growth, the grid in the order of the clustering, groups and holes."""
     found = as_json(corpus)
     share = f"{100 * found['unique'] / found['computing']:.1f} %" if found["computing"] else "none"
     growth = found["growth"]
@@ -161,7 +161,7 @@ def _pairs(corpus: Corpus, indexes: NDArray[Any], found: Sequence[Group]) -> lis
 
 
 def _without_prefix(names: Sequence[str]) -> list[str]:
-    """Return names without their source where it is that of the one before."""
+    """Return names, omitting the source of a name if the previous name has the same."""
     shown, last = [], ""
     for name in names:
         source, colon, rest = plain(name).rpartition(":")

@@ -1,4 +1,4 @@
-"""Differences of two graphs: calls that only one has, by key; modules that hold them; measures that differ."""
+"""Differences of two graphs: calls that only one has, by key; modules that contain them; measures that differ."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from xsp.graph.text import amount, shapes
 from xsp.scrub import plain
 
 MOST_LINES = 12
-"""Of each table."""
+"""Most lines per table."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A call that the graphs do not have equally often."""
+    """A call that occurs a different number of times in the two graphs."""
 
     op: str
     key: str
     shapes: str
     first: int
-    """How often the first graph has it."""
+    """Number of occurrences in the first graph."""
 
     second: int
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What two graphs have, and what only one of them has."""
+    """The calls that two graphs share, and those that only one of them has."""
 
     names: tuple[str, str]
     shared: int
-    """Calls that both have, each as often as in the graph with fewer of them."""
+    """Number of shared calls, each counted as often as in the graph with fewer of them."""
 
     only: tuple[int, int]
-    """Calls that only the first has, and only the second."""
+    """Numbers of calls that only the first graph has, and only the second."""
 
     calls: tuple[Row, ...]
     modules: tuple[tuple[str, int, int], ...]
-    """Path, and calls in it that only the first has, and only the second, held against the module of the same path."""
+    """Path, and the numbers of calls in it that only the first has, and only the second, compared by path."""
 
     measures: tuple[tuple[str, Any, Any], ...]
-    """Those that are not the same."""
+    """Name and both values of each measure that differs."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values, as `xsp graph --compare --format json` prints them."""
+        """Return the plain values that `xsp graph --compare --format json` prints."""
         return {
             "first": self.names[0],
             "second": self.names[1],
@@ -62,7 +62,7 @@ class Difference:
 
 
 def of(first: Graph, second: Graph) -> Difference:
-    """Return how two graphs differ. Whether calls are the same is a matter of their keys, not of module and order."""
+    """Return how two graphs differ. Calls are the same if their keys are equal, whatever their modules and order."""
     counts = tuple(Counter(each.key for each in graph.nodes) for graph in (first, second))
     known: dict[str, Node] = {each.key: each for graph in (second, first) for each in graph.nodes}
     rows = [
@@ -122,7 +122,7 @@ def _cell(value: Any) -> str:
 
 
 def _modules(first: Graph, second: Graph) -> Iterator[tuple[str, int, int]]:
-    """Yield the modules whose calls are not the same in both graphs, those with most of them first."""
+    """Yield the modules whose calls differ between the graphs, those with the most differences first."""
     inside: list[dict[str, Counter[str]]] = []
     for graph in (first, second):
         inside.append({})

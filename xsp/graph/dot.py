@@ -14,12 +14,12 @@ from xsp.scrub import plain
 
 
 def write(graph: Graph, path: Path | str) -> None:
-    """Write the calls with their data flow; those on the longest path are red, views and allocations grey.
+    """Write the calls with their data flow; calls on the longest path are red, views and allocations grey.
 
-    Where only the order is known, the edges are dotted.
+    If only the order is known, the edges are dotted.
 
     Raises:
-        GraphError: it cannot be written; nothing is left of the attempt.
+        GraphError: the file cannot be written; no partial file is left.
     """
     text = "\n".join(_lines(graph)) + "\n"
     try:
@@ -48,6 +48,6 @@ def _lines(graph: Graph) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return a text in quotes, whatever is in it."""
+    """Return a text in quotes, with its special characters escaped."""
     lines = [plain(line).replace("\\", "\\\\").replace('"', '\\"') for line in text.split("\n")]
     return '"' + "\\n".join(lines) + '"'

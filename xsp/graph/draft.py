@@ -1,7 +1,7 @@
-"""A graph that is being rewritten: its calls with the tensors between them, from which a graph is made again.
+"""A graph that is being rewritten: its calls with the tensors between them, and the way back to a graph.
 
-Values name storages, of which several tensors may be parts, so rewriting rests on `Node.origins`: which node made each
-tensor. What a storage holds, and who reads and writes it, follows from them.
+Values name storages, which several tensors may share, so rewriting relies on `Node.origins`: which node made each
+tensor. The content of a storage, and its readers and writers, follow from them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from xsp.graph.node import OUTSIDE, Call, Graph, Node, NodeKind, Origin, Phase, 
 from xsp.graph.values import Flow
 
 PREPARED = -2
-"""In place of a node: a tensor that is made once from others, before all steps."""
+"""Stands for a node: a tensor that is made once from others, before all steps."""
 
 Storage = tuple[int, int]
-"""Names a storage: the first tensor that lies in it, or `OUTSIDE` with the number of the original graph."""
+"""Name of a storage: its first tensor, or `OUTSIDE` with the number in the original graph."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Step:
     module: str
     phase: Phase
     takes: tuple[Origin, ...]
-    """Of each of `call.inputs` the tensor."""
+    """Tensor of each of `call.inputs`."""
 
     aliases: tuple[int | None, ...]
-    """Of each output the input in whose storage it lies; None for a storage of its own."""
+    """For each output the input whose storage it shares; None for a storage of its own."""
 
     changes: tuple[int, ...] = ()
-    """Inputs whose storage it writes."""
+    """Inputs whose storage the call writes."""
 
     place: int | None = None
-    """In the original graph; None for an added one."""
+    """Place in the original graph; None for an added call."""
 
     @property
     def op(self) -> str:
@@ -62,7 +62,7 @@ class Step:
 
     @property
     def computes(self) -> bool:
-        """Whether it does work."""
+        """Whether the call does work."""
         return self.kind not in (NodeKind.VIEW, NodeKind.CREATE)
 
     def option(self, name: str) -> Any:
@@ -70,7 +70,7 @@ class Step:
         return dict(self.call.arguments).get(name)
 
     def taken(self, name: str) -> Origin | None:
-        """Return the tensor that is given for an argument; None if it is none."""
+        """Return the tensor passed for an argument; None if it is not a tensor."""
         number = 0
         for argument, value in self.call.arguments:
             count = tensors_in(value)
@@ -81,25 +81,25 @@ class Step:
 
     @property
     def random(self) -> bool:
-        """Whether it draws random numbers, also where its operator does not always."""
+        """Whether the call draws random numbers, even if its operator does not always do so."""
         chance = self.option("dropout_p")
         return self.kind is NodeKind.RANDOM or (isinstance(chance, float) and chance > 0)
 
     @property
     def plain(self) -> bool:
-        """Whether all that it does is to return tensors made from its inputs, the same from the same ones."""
+        """Whether the call only returns tensors made from its inputs, and the same ones for the same inputs."""
         return self.kind in (NodeKind.COMPUTE, NodeKind.VIEW) and not self.changes and not self.random
 
 
 def tensors_in(value: Any) -> int:
-    """Return how many tensors an argument holds."""
+    """Return the number of tensors in an argument."""
     if isinstance(value, Tensor):
         return 1
     return sum(map(tensors_in, value)) if isinstance(value, tuple) else 0
 
 
 def given(call: Call, tensors: Sequence[Tensor]) -> Call:
-    """Return a call with other tensors, in the order of its inputs."""
+    """Return a call with its inputs replaced by other tensors, in order."""
     left = iter(tensors)
 
     def swapped(value: Any) -> Any:
@@ -111,13 +111,13 @@ def given(call: Call, tensors: Sequence[Tensor]) -> Call:
 
 
 class Draft:
-    """The calls of a graph, which rules take out, put in and wire anew."""
+    """The calls of a graph, which rules remove, add and rewire."""
 
     def __init__(self, graph: Graph) -> None:
-        """Take a graph.
+        """Copy the calls of a graph.
 
         Raises:
-            GraphError: it does not tell which node made each tensor, or what outlives the step.
+            GraphError: the graph does not record which node made each tensor, or what outlives the step.
         """
         told = all(len(node.origins) == len(node.call.inputs) and None not in node.origins for node in graph.nodes)
         if not told or graph.kept is None:
@@ -133,7 +133,7 @@ class Draft:
         self._outside: dict[Origin, Value] = {}
         self._next = len(graph.nodes)
         first: dict[int, Storage] = {}
-        """Storage by its number in the graph."""
+        """Number of a storage in the graph → storage."""
         for place, node in enumerate(graph.nodes):
             held = [graph.values[each].storage for each in node.reads]
             for origin, number in zip(node.origins, node.reads, strict=True):
@@ -156,15 +156,15 @@ class Draft:
             self.order.append(place)
         kept = {first[graph.values[each].storage] for each in graph.kept if graph.values[each].storage in first}
         self._kept = kept - {self.storage(each) for each in self.outputs}
-        """Storages that outlive the step though it does not return them."""
+        """Storages that outlive the step although the step does not return them."""
 
     # --- what there is ------------------------------------------------------------------------------------
 
     def tensor(self, origin: Origin) -> Tensor:
-        """Return what is known of a tensor.
+        """Return type, shape and strides of a tensor.
 
         Raises:
-            LookupError: nothing reads it, and it comes from outside.
+            LookupError: the tensor comes from outside, and no call reads it.
         """
         if origin[0] == PREPARED:
             return self.prepared[origin[1]].tensor
@@ -177,7 +177,7 @@ class Draft:
         raise LookupError(origin)
 
     def storage(self, origin: Origin) -> Storage:
-        """Return the storage in which a tensor lies."""
+        """Return the storage of a tensor."""
         while origin[0] >= 0:
             step = self.steps[origin[0]]
             alias = step.aliases[origin[1]] if origin[1] < len(step.aliases) else None
@@ -189,7 +189,7 @@ class Draft:
         return (OUTSIDE, self._outside[origin].storage)
 
     def role(self, origin: Origin) -> Role:
-        """Return what a tensor is to the step."""
+        """Return the role of a tensor in the step."""
         found = self.storage(origin)
         if found[0] == PREPARED:
             return Role.WEIGHT
@@ -198,7 +198,7 @@ class Draft:
         return next(value.role for value in self._outside.values() if value.storage == found[1])
 
     def lasting(self, *origins: Origin | None) -> bool:
-        """Return whether tensors are weights or buffers: known before all steps."""
+        """Return whether tensors are weights or buffers, which are known before all steps."""
         return all(each is None or self.role(each) in (Role.WEIGHT, Role.BUFFER) for each in origins)
 
     def in_order(self) -> Iterator[Step]:
@@ -206,35 +206,35 @@ class Draft:
         return (self.steps[each] for each in self.order)
 
     def maker(self, origin: Origin | None) -> Step | None:
-        """Return the call that made a tensor; None if it is from outside."""
+        """Return the call that made a tensor; None if the tensor comes from outside."""
         return None if origin is None or origin[0] < 0 else self.steps[origin[0]]
 
     def web(self) -> Web:
-        """Return who reads and writes what, as it is now."""
+        """Return the current readers and writers of all tensors and storages."""
         return Web(self)
 
     # --- changes ------------------------------------------------------------------------------------------
 
     def add(self, step: Step, before: int) -> int:
-        """Put a call before another one; return its number."""
+        """Insert a call before another one, and return its number."""
         number, self._next = self._next, self._next + 1
         self.steps[number] = replace(step, place=None)
         self.order.insert(self.order.index(before), number)
         return number
 
     def prepare(self, prepared: Prepared) -> Origin:
-        """Return the name of a tensor that is made once."""
+        """Add a tensor that is made once, and return its name."""
         if prepared not in self.prepared:
             self.prepared.append(prepared)
         return (PREPARED, self.prepared.index(prepared))
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Take calls out; nothing may read what they returned."""
+        """Remove calls; nothing may read their results."""
         gone = set(numbers)
         self.order = [each for each in self.order if each not in gone]
 
     def read_instead(self, new: dict[Origin, Origin]) -> None:
-        """Let all readers of tensors read others, with the same shape, type and strides."""
+        """Make all readers of tensors read others, which have the same shape, type and strides."""
 
         def now(origin: Origin) -> Origin:
             while origin in new:
@@ -248,7 +248,7 @@ class Draft:
         self.outputs = [now(each) for each in self.outputs]
 
     def sweep(self, *, keep: Callable[[Step], bool] = lambda step: False) -> list[int]:
-        """Take out the calls whose results nobody reads; return their numbers."""
+        """Remove the calls whose results are not read, and return their numbers."""
         web = self.web()
         gone = [each for each in self.order if each not in web.live and not keep(self.steps[each])]
         self.remove(gone)
@@ -257,7 +257,7 @@ class Draft:
     # --- back ---------------------------------------------------------------------------------------------
 
     def finished(self) -> tuple[Graph, dict[int, int]]:
-        """Return the graph, and of each call that is left its place in it."""
+        """Return the graph, and the place of each remaining call in it."""
         flow = Flow()
         places = {number: place for place, number in enumerate(self.order)}
         outside = {origin: number for number, origin in enumerate(dict.fromkeys(self._taken_from_outside()))}
@@ -320,7 +320,7 @@ class Draft:
         return made, places
 
     def outside_names(self) -> list[Origin]:
-        """Return what the finished graph's outside tensors are here, in the order of their numbers there."""
+        """Return the outside tensors of the finished graph by their names here, in the order of their numbers there."""
         return list(dict.fromkeys(self._taken_from_outside()))
 
     def _taken_from_outside(self) -> Iterator[Origin]:
@@ -340,19 +340,19 @@ class Draft:
 
 
 class Web:
-    """Who reads and writes what in a draft; places are those in its order."""
+    """The readers and writers of tensors and storages in a draft; places are positions in its order."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.at = {number: place for place, number in enumerate(draft.order)}
         self.readers: dict[Origin, list[int]] = defaultdict(list)
-        """Tensor → calls that take it."""
+        """Tensor → calls that read it."""
 
         self.users: dict[Hashable, list[int]] = defaultdict(list)
-        """Storage → calls that take a tensor in it."""
+        """Storage → calls that read a tensor in it."""
 
         self.writers: dict[Hashable, list[int]] = defaultdict(list)
-        """Storage → calls that write it after it was made."""
+        """Storage → calls that write to it after it was made."""
 
         for number in draft.order:
             step = draft.steps[number]
@@ -380,11 +380,11 @@ class Web:
         return any(self.at[first] < self.at[each] < self.at[last] for each in self.writers.get(storage, ()))
 
     def outlives(self, storage: Storage) -> bool:
-        """Return whether a storage is there after the step, and may be read then."""
+        """Return whether a storage still exists after the step, and may be read then."""
         return storage in self.kept or storage[0] < 0
 
     def only_reader(self, origin: Origin) -> int | None:
-        """Return the call that alone uses what a call made, in whatever form; None if there is another, or none."""
+        """Return the only call that uses a tensor's storage; None if there is no single one, or more may read it."""
         storage = self.draft.storage(origin)
         users = self.users.get(storage, [])
         if self.outlives(storage) or self.written(storage) or len(users) != 1:
@@ -392,7 +392,7 @@ class Web:
         return users[0]
 
     def _live(self) -> set[int]:
-        """Return the calls that something after them depends on."""
+        """Return the calls that have side effects, or on which later calls or outputs depend."""
         draft = self.draft
         makers: dict[Hashable, list[int]] = defaultdict(list)
         for storage, those in self.writers.items():
@@ -417,7 +417,7 @@ class Web:
         return live
 
     def _acts(self, step: Step) -> bool:
-        """Return whether a call does something beside returning tensors."""
+        """Return whether a call has an effect besides returning tensors."""
         if step.kind in (NodeKind.SYNC, NodeKind.COMMUNICATION, NodeKind.OPAQUE) or step.random:
             return True
         return any(self.draft.storage(step.takes[each])[0] < 0 for each in step.changes)

@@ -1,7 +1,7 @@
-"""Graphs by way of `torch.export`: on request, to hold what is captured against what a program of the model does.
+"""Graphs by way of `torch.export`: on request, to compare a captured graph with an exported program of the model.
 
 Export must prove what a model decides in Python, so it fails for models that are captured without trouble, and gives no
-training steps. Models that ask whether they are exported go another way then.
+training steps. Models that check whether they are being exported may behave differently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def named(spec: str, settings: Settings) -> Graph:
 
     Raises:
         ModelError: there is no such model, or its library is missing.
-        GraphError: it cannot be exported; the message says why, with and without values.
+        GraphError: the model cannot be exported; the message has the reasons, with and without values.
     """
 
     def on(device: str) -> Built:
@@ -44,7 +44,7 @@ def of_module(
     """Export a copy of a module with its arguments, and return the graph of its program.
 
     Raises:
-        GraphError: it cannot be exported.
+        GraphError: the module cannot be exported.
     """
     given = dict(kwargs)
     ways = {
@@ -68,7 +68,7 @@ def _first_that_works(name: str, settings: Settings, ways: Mapping[str, Callable
             if device == "cpu":
                 captured.check_memory(built.model)
             built = models.placed(name, built, replace(settings, device=device))
-            with program.quiet(), contextlib.redirect_stderr(io.StringIO()):  # it prints the graph that it gave up
+            with program.quiet(), contextlib.redirect_stderr(io.StringIO()):  # it prints the graph at which it failed
                 exported = torch.export.export(built.model.eval(), tuple(built.args), dict(built.kwargs), strict=False)
             made = program.of(exported, name)
             return replace(

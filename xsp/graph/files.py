@@ -1,7 +1,7 @@
-"""A graph on the disk: one JSON file that appears in one piece.
+"""A graph on disk: one JSON file that appears atomically.
 
-Equal calls stand there once, as most layers of a model are alike; nodes name them by number. A number on a file says
-which version of this form it has, and a newer one is refused.
+Equal calls are stored once, because most layers of a model are alike; nodes refer to them by number. The file has the
+version of its format, and a newer version is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def save(graph: Graph, path: Path | str) -> None:
     """Write a graph to a file.
 
     Raises:
-        GraphError: it cannot be written; nothing is left of the attempt.
+        GraphError: the file cannot be written; no partial file is left.
     """
     text = json.dumps(to_plain(graph), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     try:
@@ -53,7 +53,7 @@ def load(path: Path | str) -> Graph:
     """Read a graph that `save` wrote.
 
     Raises:
-        GraphError: there is no such file, it is damaged, of a newer version, or something else.
+        GraphError: there is no such file, or it is damaged, of a newer version, or not a graph.
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def load(path: Path | str) -> Graph:
 
 
 def to_plain(graph: Graph) -> dict[str, Any]:
-    """Return a graph as JSON can hold it."""
+    """Return a graph as plain values for JSON."""
     numbers: dict[tuple[str, str], int] = {}
     calls: list[Any] = []
     nodes = []
@@ -104,10 +104,10 @@ def to_plain(graph: Graph) -> dict[str, Any]:
 
 
 def from_plain(found: dict[str, Any]) -> Graph:
-    """Return the graph that `to_plain` made JSON of.
+    """Return the graph from the output of `to_plain`.
 
     Raises:
-        LookupError, ValueError, TypeError: it did not, or somebody changed it.
+        LookupError, ValueError, TypeError: `found` is not such output, or was changed.
     """
     calls = [(keys.call_from_plain(each), str(each["key"])) for each in found["calls"]]
     for call, key in calls:
@@ -137,7 +137,7 @@ def from_plain(found: dict[str, Any]) -> Graph:
 
 
 def _outliving(graph: Graph) -> dict[str, Any]:
-    """Return what a source tells of single tensors; nothing where it does not."""
+    """Return the origins, outputs and kept values, as far as the source reports them."""
     found: dict[str, Any] = {}
     if any(node.origins for node in graph.nodes):
         found["origins"] = [[None if each is None else list(each) for each in node.origins] for node in graph.nodes]

@@ -1,7 +1,7 @@
-"""Layouts that the kernels of the processor give to their results, where operators without values give others.
+"""Result layouts of the processor's kernels, for operators that give other layouts without values.
 
-Without values attention runs in its mathematical form, and a convolution returns what is contiguous. Timings are of the
-processor: what stands behind these operators is to have the strides that it has there.
+Without values attention runs in its mathematical form, and a convolution returns a contiguous result. Timings are of
+the processor: the calls that follow these operators should have the strides that they have there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ CONVOLUTIONS = frozenset(
 )
 
 FLASH = 1
-"""Number of the fused kernel of attention, as PyTorch has it."""
+"""PyTorch's number of the fused kernel of attention."""
 
 
 def convolution(made: Any, data: Any, weight: Any) -> Any:
-    """Return the result of a convolution: its channels are last where those of its input or of its weight are.
+    """Return the result of a convolution: its channels are last if those of its input or of its weight are.
 
-    So do the kernels of oneDNN and PyTorch's own, but for numbers of 64 bits.
+    The kernels of oneDNN and PyTorch's own do the same, except for 64-bit numbers.
     """
     if made.dim() not in (4, 5) or torch.float64 in (data.dtype, weight.dtype):
         return made
@@ -38,7 +38,7 @@ def attention(
     made: Any, query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False,
     **named: Any
 ) -> Any:  # fmt: skip
-    """Return the result of attention, laid as its query is where the processor would take the fused kernel."""
+    """Return the result of attention, laid out as its query if the processor would use the fused kernel."""
     mask = named.get("attn_mask", mask)
     dropout, causal = named.get("dropout_p", dropout), named.get("is_causal", causal)
     scale, several = named.get("scale"), bool(named.get("enable_gqa"))
@@ -49,11 +49,11 @@ def attention(
             if torch._fused_sdp_choice(q, k, v, m, dropout, causal, scale=scale, enable_gqa=several) != FLASH:
                 return made
             return torch.empty_like(query)
-    except Exception:  # of what the fused kernel refuses: the mathematical form it is
+    except Exception:  # the fused kernel refuses it: the mathematical form is used
         return made
 
 
 def _on_cpu(tensor: Any) -> Any:
-    """Return a tensor of the processor with the layout of the first sample of another; nothing is written to it."""
+    """Return a tensor of the processor with the layout of a tensor's first sample; its memory is not written."""
     first = tensor[:1] if tensor.dim() else tensor
     return torch.empty_strided(first.shape, first.stride(), dtype=first.dtype)

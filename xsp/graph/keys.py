@@ -1,8 +1,8 @@
-"""When two calls are the same: the canonical form of a call, and its key.
+"""Equality of calls: the canonical form of a call, and its key.
 
-In the key are the operator with its overload, of each tensor argument type, shape and strides (unless contiguous), and
-all other arguments. Not in it are the values of weights, names, modules, the position in a graph, and devices: devices
-belong to the machine on which a call is timed.
+The key covers the operator with its overload, the type, shape and strides (unless contiguous) of each tensor argument,
+and all other arguments. It does not cover values of weights, names, modules, the position in a graph, and devices:
+devices belong to the machine on which a call is timed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ VALUE_DEPENDENT = frozenset(
         "bucketize repeat_interleave multinomial _grouped_mm kthvalue median mode"
     ).split()
 )
-"""Operators whose time depends on the values of their inputs, by the positions or the order that they hold."""
+"""Operators whose time depends on the values of their inputs, namely on positions or their order."""
 
 UNIFORM = "uniform"
-"""Values drawn evenly from what is allowed: the rule where nothing else was observed."""
+"""Values drawn uniformly from the allowed ones: the rule if no other was observed."""
 
 ERASED: Mapping[str, frozenset[str]] = {
-    # adds a constant or scales by one: the same instructions whatever it is
+    # these add a constant or scale by one: the instructions are the same for every value
     **dict.fromkeys(
         ("aten::batch_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit_no_training"),
         frozenset(["eps", "momentum"]),
@@ -44,14 +44,14 @@ ERASED: Mapping[str, frozenset[str]] = {
     "onnx::LayerNormalization": frozenset(["epsilon"]),
     "onnx::LeakyRelu": frozenset(["alpha"]),
 }
-"""Operator → arguments that cannot change the work. Drop-out is not here: probabilities of 0 and 1 do other work."""
+"""Operator → arguments that cannot change the work. Drop-out is left out: probabilities of 0 and 1 change the work."""
 
 NOT_OF_THE_CALL = frozenset(["device", "pin_memory", "non_blocking", "generator"])
-"""Arguments that belong to the machine or to the program and not to the work."""
+"""Arguments that belong to the machine or to the program, not to the work."""
 
 FLAGS = {"cudnn_enabled": True, "cudnn_enable": True, "allow_tf32": True, "benchmark": False, "deterministic": False}
-"""Arguments by which a call is told the settings of the process, and what stands in their place: settings belong to
-the environment in which a call is timed."""
+"""Arguments that pass settings of the process to a call, and the values that replace them: settings belong to the
+environment in which a call is timed."""
 
 
 def key(call: Call) -> str:
@@ -60,8 +60,8 @@ def key(call: Call) -> str:
 
 
 def work_key(call: Call) -> str:
-    """Return the key of the work of a call: without arguments that cannot change it (`ERASED`), and values of numbers
-    that stand for a tensor (`x * 0.5`), which is all that a trace tells of those."""
+    """Return the key of the work of a call: without arguments that cannot change it (`ERASED`), and without the values
+    of numbers that become tensors (`x * 0.5`), which a trace does not report."""
     erased = ERASED.get(call.op, frozenset())
     kept = tuple(
         (name, as_tensor(value) if stands_for_tensor(call.op, call.overload, name) else value)
@@ -72,12 +72,12 @@ def work_key(call: Call) -> str:
 
 
 def stands_for_tensor(op: str, overload: str, argument: str) -> bool:
-    """Return whether a number that is given for an argument becomes a tensor of no dimensions: `other` of `x * 0.5`."""
+    """Return whether a number passed for an argument becomes a tensor without dimensions: `other` of `x * 0.5`."""
     return argument == "other" and overload in ("", "Tensor", "Tensor_mode") and op.startswith("aten::")
 
 
 def as_tensor(value: Any) -> Any:
-    """Return the tensor of no dimensions that a number becomes; anything else as it is."""
+    """Return the tensor without dimensions that a number becomes; return anything else unchanged."""
     dtype = NUMBERS.get(type(value))
     return value if dtype is None else Tensor(dtype, ())
 
@@ -87,12 +87,12 @@ NUMBERS: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64", com
 
 
 def canonical(call: Call) -> str:
-    """Return a call as text: JSON without freedom, in which equal calls are equal."""
+    """Return a call as canonical JSON text: equal calls have equal texts."""
     return _text([call.op, call.overload, [[name, plain(value)] for name, value in call.arguments], call.values])
 
 
 def call_to_plain(call: Call) -> dict[str, Any]:
-    """Return a call as JSON can hold it."""
+    """Return a call as plain values for JSON."""
     return {
         "op": call.op,
         "overload": call.overload,
@@ -103,10 +103,10 @@ def call_to_plain(call: Call) -> dict[str, Any]:
 
 
 def call_from_plain(found: Any) -> Call:
-    """Return the call that `call_to_plain` made JSON of.
+    """Return the call from the output of `call_to_plain`.
 
     Raises:
-        LookupError, TypeError, ValueError: it did not, or somebody changed it.
+        LookupError, TypeError, ValueError: `found` is not such output, or was changed.
     """
     arguments = tuple((str(name), read(value)) for name, value in found["arguments"])
     outputs = tuple(read(each) for each in found["outputs"])
@@ -116,7 +116,7 @@ def call_from_plain(found: Any) -> Call:
 
 
 def plain(value: Any) -> Any:
-    """Return an argument as JSON can hold it, so that different arguments stay different."""
+    """Return an argument as plain values for JSON; different arguments stay different."""
     if isinstance(value, Tensor):
         stride = [] if value.stride is None else [list(value.stride)]
         return {"tensor": [value.dtype, None if value.shape is None else list(value.shape), *stride]}
@@ -130,10 +130,10 @@ def plain(value: Any) -> Any:
 
 
 def read(value: Any) -> Any:
-    """Return what `plain` made JSON of.
+    """Return the argument from the output of `plain`.
 
     Raises:
-        ValueError: it did not.
+        ValueError: `value` is not such output.
     """
     if isinstance(value, list):
         return tuple(read(each) for each in value)

@@ -1,8 +1,8 @@
-"""Values of small tensors beside tensors that have none, so that a program that looks at them goes the way it would go.
+"""Values of small tensors, kept beside tensors without values, so that a program that reads them takes its usual path.
 
-On meta tensors a model cannot ask whether a mask is all true, or how many tokens stand for an image. Here positions,
-masks and tokens have their values on the CPU beside them: what is computed from known values alone is computed there
-too. What depends on weights or random numbers is not known, and asking for it fails as before.
+On meta tensors a model cannot ask whether a mask is all true, or how many tokens represent an image. Here positions,
+masks and tokens also have their values on the CPU: results that depend only on known values are computed there too.
+Values that depend on weights or random numbers are not known, and reading them fails as before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from xsp.graph import kernels
 
 MOST = 1 << 21
-"""Elements of a tensor whose values are kept: masks of a thousand tokens or of an image."""
+"""Most elements of a tensor whose values are kept; enough for masks of a thousand tokens or of an image."""
 
 _MASKED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index")
 _ASKED = "aten::_local_scalar_dense"
@@ -30,29 +30,29 @@ _ATTENTION = "aten::scaled_dot_product_attention"
 
 
 class KnownValues(TorchDispatchMode):
-    """While it is entered, small tensors without values have them here."""
+    """A mode that keeps values for small tensors without values while it is active."""
 
     def __init__(self) -> None:
-        """Know nothing yet but tensors on the CPU."""
+        """Start without known values, except those of tensors on the CPU."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._known: Any = WeakTensorKeyDictionary()
         self._constants = _Constants(self)
         self._void: dict[int, Any] = {}
-        """Storages whose values are not known any more, since something unknown was written there."""
+        """Storages whose values are no longer known, because unknown values were written to them."""
 
     def __enter__(self) -> KnownValues:
-        """Begin to keep values."""
+        """Start to keep values."""
         self._constants.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *of: Any) -> None:
-        """End it; what is known stays known."""
+        """Stop; known values stay known."""
         super().__exit__(*of)  # type: ignore[no-untyped-call]
         self._constants.__exit__(*of)  # type: ignore[no-untyped-call]
 
     def constant(self, make: Callable[[], Any]) -> Any:
-        """Return what a function makes on the CPU as a constant without values, which are known."""
+        """Return a constant without values for a tensor that a function makes on the CPU; its values are known."""
         with _disable_current_modes():
             value = make()
             made = value.to("meta")
@@ -62,7 +62,7 @@ class KnownValues(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operator, and beside it on the values where they are known."""
+        """Run an operator, and run it on the values too if they are known."""
         given = dict(kwargs or {})
         name = func._schema.name
         tensors = [each for each in tree_flatten((args, given))[0] if isinstance(each, torch.Tensor)]
@@ -90,14 +90,14 @@ class KnownValues(TorchDispatchMode):
         return made
 
     def of(self, tensor: Any) -> Any:
-        """Return the values of a tensor, None if they are not known."""
+        """Return the values of a tensor; None if they are not known."""
         if tensor.device.type == "cpu":
             return tensor if _is_small(tensor) else None
         value = self._known.get(tensor)
         return None if value is None or value.untyped_storage()._cdata in self._void else value
 
     def _beside(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
-        """Return what an operator gives on known values, None if they are not."""
+        """Return the result of an operator on known values; None if they are not known."""
         tags = (torch.Tag.nondeterministic_seeded,)
         if name in _EMPTY or any(tag in func.tags for tag in tags):
             return None
@@ -112,11 +112,11 @@ class KnownValues(TorchDispatchMode):
 
         try:
             return func(*tree_map(known, args), **{key: tree_map(known, each) for key, each in kwargs.items()})
-        except Exception:  # what the CPU refuses is not known; the operator itself says what is wrong
+        except Exception:  # the CPU refuses it: unknown; the operator itself raises the error
             return None
 
     def _without_masks(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return arguments whose known masks, among indices, are the places that they choose."""
+        """Return arguments in which known masks, among indices, are replaced by the positions that they select."""
         if name not in _MASKED or len(args) < 2:
             return args
         found: list[Any] = []
@@ -129,7 +129,7 @@ class KnownValues(TorchDispatchMode):
         return (args[0], found, *args[2:])
 
     def _keep(self, func: Any, tensors: list[Any], made: Any, beside: Any) -> None:
-        """Remember the values of what an operator returned, and forget those of what it wrote unknown values to."""
+        """Remember the values of an operator's results, and forget those of tensors into which it wrote unknowns."""
         if beside is None:
             if func._schema.is_mutable:
                 self._forget(tensors)
@@ -142,13 +142,13 @@ class KnownValues(TorchDispatchMode):
     def _forget(self, tensors: list[Any]) -> None:
         for each in tensors:
             value = self._known.get(each)
-            if value is not None:  # an operator writes to its first arguments alone, but its schema is read seldom
+            if value is not None:  # simplified: all arguments count as written, without a look at the schema
                 storage = value.untyped_storage()
                 self._void[storage._cdata] = storage
 
 
 class _Constants(TorchFunctionMode):
-    """Keeps the values of numbers and lists of Python that become tensors: the dispatcher does not see them."""
+    """A mode that keeps the values of Python numbers and lists that become tensors: dispatch does not see them."""
 
     def __init__(self, values: KnownValues) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def _is_small(tensor: Any) -> bool:
 
 
 def _makes_little(args: tuple[Any, ...]) -> bool:
-    """Return whether what is made from numbers alone is small: its sizes stand among the arguments."""
+    """Return whether a result made only from numbers is small: its sizes are among the arguments."""
     count = 1
     for each in tree_flatten(args)[0]:
         if isinstance(each, int) and abs(each) > 1:

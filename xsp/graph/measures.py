@@ -4,17 +4,17 @@
 |---|---|
 | `nodes` | all calls, in the vocabulary of the source |
 | `views` | calls that neither move nor compute anything: all outputs lie in storages of inputs |
-| `computing` | calls that are neither views nor bare allocations; of a trace that does not tell, all |
+| `computing` | calls that are neither views nor bare allocations; all calls for a trace that does not distinguish |
 | `unique` | different keys among the computing calls |
-| `edges` | pairs of nodes of which the later one reads what the earlier one made |
+| `edges` | pairs of nodes of which the later one reads a result of the earlier one |
 | `parameters` | elements of all parameters; tied ones once, buffers not |
 | `flops` | a multiply-add is 2; matrix products, convolutions and attention; null if a call's are unknown |
 | `bytes` | each input of a computing call read once, each output written once; null if a size is unknown |
-| `longest_path` | computing nodes on the path with most of them, over data edges, to any end |
+| `longest_path` | most computing nodes on any path over data edges |
 | `diameter` | computing nodes on the longest of all shortest paths, views left out; null beyond 20,000 |
 
-SPOC's four are `input_elements`, `parameters`, `flops` and `longest_path`; the literature also says "diameter" for the
-last one, which is another number wherever a connection skips nodes.
+SPOC's four are `input_elements`, `parameters`, `flops` and `longest_path`; the literature also uses "diameter" for the
+last one, which is a different number wherever a connection skips nodes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measures(graph: Graph) -> dict[str, Any]:
 
 
 def as_json(graph: Graph) -> dict[str, Any]:
-    """Return the measures of a graph, and what they are of, as plain values: what `xsp graph --format json` prints."""
+    """Return the measures of a graph with its origin, settings and problems: what `xsp graph --format json` prints."""
     return {
         "name": graph.name,
         "source": graph.source.value,
@@ -97,13 +97,13 @@ def _total(figures: Sequence[int | None]) -> int | None:
 
 
 def _by_role(graph: Graph) -> dict[Role, int | None]:
-    """Return the bytes of all storages of each role; None where one is unknown."""
+    """Return the bytes of all storages of each role; None if one is unknown."""
     first = {each.storage: each for each in reversed(graph.values)}.values()
     return {role: _total([each.bytes for each in first if each.role is role]) for role in Role}
 
 
 def _input_elements(graph: Graph) -> int | None:
-    """Return the elements of all tensors that the step takes, of the whole batch; None if these are not known."""
+    """Return the elements of all tensors that the step takes, for the whole batch; None if unknown."""
     numbers = {number for number, value in enumerate(graph.values) if value.role is Role.INPUT}
     found: dict[int, int] = {}
     for node in graph.nodes:
@@ -114,9 +114,9 @@ def _input_elements(graph: Graph) -> int | None:
 
 
 def _peak(graph: Graph) -> int | None:
-    """Return the most bytes of storages made in the step that are alive at once, each until its last reader.
+    """Return the peak bytes of storages made in the step that are alive at once, each until its last reader.
 
-    A storage that nobody reads is an output, and stays; inputs, weights and what lives between steps are left out.
+    A storage that is never read is an output, and stays; inputs, weights and other lasting storages are left out.
     """
     if graph.known_by is KnownBy.ORDER:
         return None

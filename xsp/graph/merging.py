@@ -1,4 +1,4 @@
-"""Rules of rewriting that put one call in the place of many equal ones."""
+"""Rewriting rules that replace many equal calls by one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from xsp.graph.rules import Found
 
 @dataclass(frozen=True)
 class _Lane:
-    """The same tensor of each sample, and where the samples are when all of them are in one tensor."""
+    """The same tensor of each sample, and the place of the samples when all are in one tensor."""
 
     sample: Tensor
     rows: int | None
-    """Samples are rows of a first dimension that each has, so many of each; None: it has no such dimension."""
+    """Number of rows that each sample takes in a first dimension; None if samples have no such dimension."""
 
     def whole(self, count: int) -> Tensor:
         """Return the tensor of all samples."""
@@ -37,14 +37,14 @@ SAME = (
     "relu gelu sigmoid tanh silu add mul sub div exp log sqrt rsqrt pow neg abs hardswish hardtanh relu6 leaky_relu "
     "elu softplus mish hardsigmoid clamp dropout to _to_copy clone contiguous square sin cos"
 ).split()
-"""They do with each element the same."""
+"""Operators that treat each element alike."""
 
 
 PARTS = ("split", "split_with_sizes", "chunk", "unbind")
 
 
 def loops(draft: Draft) -> Iterator[Found]:
-    """Put calls on a whole batch in the place of equal calls on its samples, whose results are put together after."""
+    """Replace equal calls on the samples of a batch, whose results are then joined, by calls on the whole batch."""
     for number in list(draft.order):
         end = draft.steps[number]
         joins = end.op in ("cat", "stack", "concat") and len(end.takes) > 1 and end.plain
@@ -55,20 +55,20 @@ def loops(draft: Draft) -> Iterator[Found]:
 
 
 class _Loop:
-    """Equal calls on the samples of a batch, up to where their results are put together."""
+    """Equal calls on the samples of a batch, up to the call that joins their results."""
 
     def __init__(self, draft: Draft, end: int) -> None:
         self.draft, self.end, self.web = draft, end, draft.web()
         self.count = len(draft.steps[end].takes)
         self.lanes: dict[tuple[Origin, ...], tuple[_Lane, Origin | None]] = {}
-        """Tensors of the samples → what they are together, and that tensor where it is there before the loop."""
+        """Tensors of the samples → their lane, and the joined tensor if there is one."""
 
         self.groups: list[tuple[int, ...]] = []
         self.leaves: set[int] = set()
         self.sources: set[Origin] = set()
 
     def replaced(self) -> Found | None:
-        """Replace the loop; None if it is none, or if a call in it is not known to treat samples apart."""
+        """Replace the loop; return None if it is no loop, or a call may not treat samples separately."""
         draft, last = self.draft, self.draft.steps[self.end]
         takes = last.takes
         lane = self._lane(takes) if last.option("dim") in (0, None) else None
@@ -103,7 +103,7 @@ class _Loop:
         return found
 
     def _leaf(self, origins: tuple[Origin, ...]) -> _Lane | None:
-        """Return the lane of the parts of one tensor, in their order."""
+        """Return the lane of the parts of one tensor, if they are in order."""
         steps = [self.draft.steps[each[0]] for each in origins]
         first = steps[0]
         source = first.takes[0] if first.takes else None
@@ -139,7 +139,7 @@ class _Loop:
         return lane
 
     def _group(self, origins: tuple[Origin, ...]) -> _Lane | None:
-        """Return the lane of what equal calls make of lanes and of tensors that all samples share."""
+        """Return the lane of the results of equal calls on lanes and on tensors that all samples share."""
         numbers = tuple(each[0] for each in origins)
         steps = [self.draft.steps[each] for each in numbers]
         first = steps[0]
@@ -171,7 +171,7 @@ class _Loop:
         return self.lanes[origins][0]
 
     def _closed(self, inside: set[int]) -> bool:
-        """Return whether nothing else reads what the calls of the loop make, nor changes what they read."""
+        """Return whether nothing else reads the results of the loop's calls, or changes what they read."""
         for number in inside:
             step = self.draft.steps[number]
             if any(self.draft.storage(step.takes[each])[0] not in inside for each in step.changes):
@@ -207,7 +207,7 @@ class _Loop:
             if first.op in ("unsqueeze", "squeeze", "select") and first.takes[0][0] >= 0:
                 before = self.lanes[tuple(step.takes[0] for step in steps)]
                 if (before[0].rows is None) != (lane.rows is None):
-                    self.lanes[own] = (lane, before[1])  # the dimension of the samples is there already
+                    self.lanes[own] = (lane, before[1])  # the dimension of the samples exists already
                     continue
             takes, tensors, lanes = [], [], []
             for place, tensor in enumerate(first.call.inputs):
@@ -226,8 +226,8 @@ class _Loop:
 
 
 def _rows(step: Step, lanes: Sequence[_Lane | None]) -> int | bool | None:
-    """Return the rows of each sample in what a call makes of all of them at once (None: it has no such dimension);
-    False if the call does not treat samples apart, or is not known to."""
+    """Return the rows of each sample in the result of a call on all samples at once (None: it has no such dimension);
+    False if the call does not treat samples separately, or may not."""
     data = [each for each in lanes if each is not None]
     if not data or any((each.rows is None) != (data[0].rows is None) for each in data):
         return False
@@ -285,7 +285,7 @@ def _product(lanes: Sequence[_Lane | None], step: Step, rows: int | None, kept: 
 
 
 def _apart(step: Step, op: str, rows: int | None, dims: int) -> bool:
-    """Return whether a call on dimensions leaves that of the samples alone."""
+    """Return whether a call on dimensions leaves the dimension of the samples unchanged."""
     if rows is None:
         return op != "flatten" or bool(dims)
     if op == "permute":
@@ -303,7 +303,7 @@ def _apart(step: Step, op: str, rows: int | None, dims: int) -> bool:
 
 
 def _together(call: Call, first: Step, lanes: Sequence[_Lane | None], lane: _Lane, count: int) -> Call:
-    """Return a call with its options as they are for all samples at once."""
+    """Return a call with its options adapted to all samples at once."""
     op = first.op.rstrip("_")
     made = lane.whole(count)
     changed: dict[str, Any] = {}
@@ -329,7 +329,7 @@ def _together(call: Call, first: Step, lanes: Sequence[_Lane | None], lane: _Lan
 
 
 def joined(draft: Draft) -> Iterator[Found]:
-    """Put one linear layer with joined weights in the place of several on one input."""
+    """Replace several linear layers on one input by one with joined weights."""
     groups: dict[Any, list[int]] = {}
     for number in draft.order:
         step = draft.steps[number]
@@ -380,14 +380,14 @@ def _joined(draft: Draft, web: Web, numbers: list[int]) -> Found | None:
 
 
 class _Readings:
-    """Those who read tensors that are going to lie otherwise, described anew."""
+    """New descriptions of the calls that read tensors whose layout is going to change."""
 
     def __init__(self, draft: Draft, web: Web) -> None:
         self.draft, self.web = draft, web
         self.calls: dict[int, Call] = {}
 
     def lie(self, origin: Origin, tensor: Tensor) -> bool:
-        """Describe the readers of a tensor anew; return whether all of them can read it."""
+        """Describe the readers of a tensor with its new layout; return whether all of them can read it."""
         for number in self.web.readers.get(origin, ()):
             step = self.draft.steps[number]
             call = self.calls.get(number, step.call)
@@ -404,7 +404,7 @@ class _Readings:
         return True
 
     def apply(self) -> tuple[list[int], list[int]]:
-        """Put the new calls in; return which were taken out, and which stand in their place."""
+        """Insert the new calls; return the numbers of the removed calls, and of their replacements."""
         removed, added = [], []
         for number, call in self.calls.items():
             added.append(self.draft.add(replace(self.draft.steps[number], call=call), number))
@@ -416,7 +416,7 @@ class _Readings:
 
 
 def _viewed(step: Step, tensor: Tensor) -> Tensor | None:
-    """Return what a view makes of a tensor that lies otherwise; None if that is not known."""
+    """Return the result of a view on a tensor with a new layout; None if unknown."""
     before, after = step.call.inputs[0].shape or (), step.call.outputs[0].shape or ()
     if len(step.call.outputs) != 1:
         return None

@@ -1,4 +1,4 @@
-"""Which module of a model is running. Imports torch: import it where it is needed."""
+"""The module of a model that is currently running. Imports torch: import it where it is needed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.nn.modules import module as module_hooks
 
 
 class Modules:
-    """The path of the module that is running, from hooks on all modules: those on one module would change its path.
+    """The path of the running module, from global hooks: hooks on a single module could change its path.
 
-    `torch.nn.TransformerEncoderLayer` takes its slow path where a module has hooks of its own.
+    `torch.nn.TransformerEncoderLayer` takes its slow path if a module has hooks of its own.
     """
 
     def __init__(self, found: Callable[[Any], None]) -> None:
@@ -25,7 +25,7 @@ class Modules:
 
     @property
     def current(self) -> str:
-        """Path of the innermost module that is running; empty outside all."""
+        """Path of the innermost running module; empty outside of all modules."""
         return self._stack[-1] if self._stack else ""
 
     def owner(self, parameter: Any) -> str:
@@ -33,9 +33,9 @@ class Modules:
         return self._owners.get(id(parameter), "")
 
     def know(self, root: Any) -> None:
-        """Name a module and those in it by their paths in it."""
+        """Name a module and its submodules by their paths."""
         prefix = f"{type(root).__name__}." if self.roots else ""
-        self.roots.append(root)  # held, so that no other object gets its id
+        self.roots.append(root)  # kept, so that no other object gets its id
         for path, module in root.named_modules():
             self._paths.setdefault(id(module), (prefix + path).rstrip("."))
             for parameter in module.parameters(recurse=False):
@@ -44,7 +44,7 @@ class Modules:
 
     @contextmanager
     def inside(self, path: str) -> Iterator[None]:
-        """Take what is called inside for calls of a module."""
+        """Attribute the calls in the body to a module."""
         self._stack.append(path)
         try:
             yield
@@ -53,7 +53,7 @@ class Modules:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Follow calls of modules on this thread."""
+        """Track the calls of modules by hooks."""
         handles = [
             module_hooks.register_module_forward_pre_hook(self._enter),
             module_hooks.register_module_forward_hook(self._leave, always_call=True),
@@ -66,7 +66,7 @@ class Modules:
 
     def _enter(self, module: Any, args: Any) -> None:
         if id(module) not in self._paths:
-            if self._stack:  # made while the model runs: it has no path
+            if self._stack:  # created while the model runs: it has no path
                 self._stack.append(self._stack[-1])
                 return
             self.know(module)

@@ -1,8 +1,8 @@
-"""What a graph consists of: calls of operators, their data flow, and what could not be seen.
+"""The parts of a graph: calls of operators, their data flow, and what could not be observed.
 
-A graph is the list of calls that one step makes, in the order of execution. The word "layer" means four things
+A graph is the list of calls that one step makes, in the order of execution. The word "layer" has four meanings
 elsewhere (a node of ONNX, an operator of ATen, a module, a span of a trace); here a node is one call, and
-`Graph.counts` says of what.
+`Graph.counts` names the kind of call.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SIZES: Mapping[str, int] = {
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
     "complex128": 16,
 }
-"""Bytes of an element, by the names that torch gives to types."""
+"""Bytes of an element, by torch's names of types."""
 
 
 class NodeKind(str, enum.Enum):
-    """What a node does with its inputs, from what became of their storages and not from a list of names."""
+    """What a node does with its inputs, derived from what happens to their storages, not from a list of names."""
 
     COMPUTE = "compute"
     """It makes or changes values."""
@@ -35,10 +35,10 @@ class NodeKind(str, enum.Enum):
     """All its outputs lie in storages of its inputs, and nothing is written."""
 
     CREATE = "create"
-    """It allocates, and fills nothing in."""
+    """It allocates memory without filling it."""
 
     RANDOM = "random"
-    """It draws random numbers: it computes, and the state of the generator orders it."""
+    """It draws random numbers: it computes, and its order is fixed by the state of the generator."""
 
     COMMUNICATION = "communication"
     """It exchanges values with other ranks."""
@@ -47,7 +47,7 @@ class NodeKind(str, enum.Enum):
     """It reads tensors and returns none: the host waits for a value."""
 
     OPAQUE = "opaque"
-    """An operator that is not of the framework: it is known by its shapes alone."""
+    """An operator outside the framework: only its shapes are known."""
 
 
 class Phase(str, enum.Enum):
@@ -59,7 +59,7 @@ class Phase(str, enum.Enum):
 
 
 class Role(str, enum.Enum):
-    """What a value is to the step."""
+    """The role of a value in the step."""
 
     WEIGHT = "weight"
     BUFFER = "buffer"
@@ -71,20 +71,20 @@ class Role(str, enum.Enum):
 
 
 class Why(str, enum.Enum):
-    """Reason of an edge."""
+    """The reason for an edge."""
 
     DATA = "data"
-    """The later node reads what the earlier one made."""
+    """The later node reads a result of the earlier one."""
 
     REUSE = "reuse"
-    """The later node overwrites what the earlier one read or made: renaming would remove it."""
+    """The later node overwrites a storage that the earlier one read or made; renaming would remove the edge."""
 
     ORDER = "order"
-    """Both change a state outside the tensors, or only the order is known."""
+    """Both nodes change a state outside the tensors, or only the order is known."""
 
 
 class Source(str, enum.Enum):
-    """Where a graph comes from."""
+    """The origin of a graph."""
 
     CAPTURED = "captured"
     PROGRAM = "program"
@@ -94,7 +94,7 @@ class Source(str, enum.Enum):
 
 
 class KnownBy(str, enum.Enum):
-    """How the edges of a graph are known, best first."""
+    """The means by which the edges of a graph are known, best first."""
 
     STORAGE = "storage"
     NAMES = "names"
@@ -103,16 +103,16 @@ class KnownBy(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Tensor:
-    """Type, shape and strides of a tensor argument, without its values, device and place in memory."""
+    """Type, shape and strides of a tensor argument, without its values, device and address."""
 
     dtype: str | None
-    """As torch names it, `float32`; None if unknown."""
+    """Torch's name of the type, such as `float32`; None if unknown."""
 
     shape: tuple[int, ...] | None
-    """None if unknown."""
+    """Lengths of the dimensions; None if unknown."""
 
     stride: tuple[int, ...] | None = None
-    """In elements; None if it is contiguous, or not known."""
+    """Strides in elements; None if the tensor is contiguous, or if unknown."""
 
     @property
     def elements(self) -> int | None:
@@ -121,7 +121,7 @@ class Tensor:
 
     @property
     def bytes(self) -> int | None:
-        """Bytes of its distinct elements (an expanded dimension counts once); None if shape or type is unknown."""
+        """Bytes of the distinct elements (an expanded dimension counts once); None if shape or type is unknown."""
         size = SIZES.get(self.dtype or "")
         if self.shape is None or size is None:
             return None
@@ -153,48 +153,48 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def laid(dtype: str | None, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """Return a tensor by its strides, which are None where it is contiguous: those of single elements do not count."""
+    """Return a tensor by its strides, which become None if it is contiguous; dimensions of length 1 are ignored."""
     usual = contiguous(shape)
     same = 0 in shape or all(a == b for a, b, length in zip(stride, usual, shape, strict=True) if length > 1)
     return Tensor(dtype, tuple(shape), None if same else tuple(stride))
 
 
 Origin: TypeAlias = tuple[int, int]
-"""Names a tensor: the place of the node that made it with the number of the output, or `OUTSIDE` with a number."""
+"""Name of a tensor: the place of the node that made it and the number of the output, or `OUTSIDE` and a number."""
 
 OBJECT = "object "
-"""How an argument begins in a graph that is an object of the framework's, not a tensor or a plain value."""
+"""Prefix of an argument that is an object of the framework, not a tensor or a plain value."""
 
 OUTSIDE = -1
-"""In place of a node: the tensor was there before the step. Its number is one of those in the order of appearance."""
+"""Stands for a node: the tensor existed before the step. Such tensors are numbered in the order of appearance."""
 
 Argument: TypeAlias = Any
-"""A tensor, None, a tuple of those, or a plain value: bool, int, float, str, or a tuple of plain values."""
+"""A tensor, None, a tuple of these, or a plain value: bool, int, float, str, or a tuple of plain values."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operator with its arguments, without its place in a model: enough to run and time it again."""
+    """An operator with its arguments, independent of its place in a model: enough to run and time it again."""
 
     op: str
-    """With its vocabulary: `aten::conv2d`, `onnx::Conv`."""
+    """Name with its vocabulary: `aten::conv2d`, `onnx::Conv`."""
 
     arguments: tuple[tuple[str, Argument], ...]
-    """Name and value, all of them, defaults filled in, in the order of the operator's schema."""
+    """Name and value of all arguments, including defaults, in the order of the operator's schema."""
 
     outputs: tuple[Tensor, ...] = ()
     overload: str = ""
     values: str = ""
-    """Rule by which values are made where the time of the operator depends on them; empty where it does not."""
+    """Rule by which values are made if the operator's time depends on them; empty if it does not."""
 
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors among the arguments, in their order."""
+        """The tensors among the arguments, in order."""
         return tuple(_tensors(value for _, value in self.arguments))
 
     @cached_property
     def scalars(self) -> tuple[tuple[str, Any], ...]:
-        """Name and value of the arguments that hold no tensor."""
+        """Name and value of the arguments without tensors."""
         return tuple((name, value) for name, value in self.arguments if not any(True for _ in _tensors([value])))
 
     @property
@@ -221,7 +221,7 @@ class Value:
     version: int
     role: Role
     bytes: int | None = None
-    """Of the whole storage; None if unknown."""
+    """Bytes of the whole storage; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -230,32 +230,32 @@ class Node:
 
     call: Call
     key: str
-    """Equal for equal calls, see `xsp.graph.keys`."""
+    """Key, equal for equal calls, see `xsp.graph.keys`."""
 
     kind: NodeKind
     module: str = ""
-    """Path of the innermost module, `layer3.1.conv2`; with `#2` if it is its second call in the step."""
+    """Path of the innermost module, `layer3.1.conv2`; with `#2` for its second call in the step."""
 
     phase: Phase = Phase.FORWARD
     reads: tuple[int, ...] = ()
     """Number of the value behind each tensor of `call.inputs`."""
 
     returns: tuple[int, ...] = ()
-    """Number of the value behind each of `call.outputs`; that of an input where the output lies in its storage."""
+    """Number of the value behind each of `call.outputs`; the value of an input if the output shares its storage."""
 
     writes: tuple[int, ...] = ()
-    """Numbers of the values that it made."""
+    """Numbers of the values that the node made."""
 
     stated: tuple[int | None, int | None] | None = None
-    """FLOPs and bytes as the source states them, where it does not tell enough of the call to compute them."""
+    """FLOPs and bytes as stated by the source, if it does not report enough of the call to compute them."""
 
     origins: tuple[Origin | None, ...] = ()
-    """Which tensor each of `call.inputs` is, where the source tells: values name storages, of which several tensors may
-    be parts. None for one that no node was seen to make; empty where the source does not tell."""
+    """Tensor of each of `call.inputs`, if the source reports it: values name storages, which several tensors may share.
+    None for a tensor that no observed node made; empty if the source does not report tensors."""
 
     @property
     def computes(self) -> bool:
-        """Whether it does work: neither view nor allocation."""
+        """Whether the node does work, that is, is neither view nor allocation."""
         return self.kind not in (NodeKind.VIEW, NodeKind.CREATE)
 
 
@@ -270,10 +270,10 @@ class Edge:
 
 @dataclass(frozen=True)
 class Problem:
-    """What could not be seen, or which way to the graph failed before another one worked."""
+    """Something that could not be observed, or an attempt that failed before another one worked."""
 
     where: str
-    """Step of the ladder, or node."""
+    """Rung of the ladder, or node."""
 
     reason: str
 
@@ -286,25 +286,25 @@ class Graph:
     source: Source
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
-    """In order; at most one between two nodes, with the strongest reason."""
+    """Edges in order; at most one between two nodes, with the strongest reason."""
 
     values: tuple[Value, ...]
     known_by: KnownBy
     counts: str
-    """What a node is: "operators of ATen", "nodes of ONNX"."""
+    """What the nodes are: "operators of ATen", "nodes of ONNX"."""
 
     parameters: int | None = None
-    """Elements of all parameters, those counted once that share memory; None if unknown."""
+    """Elements of all parameters; parameters that share memory count once. None if unknown."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Batch, mode, versions of libraries: plain values."""
 
     problems: tuple[Problem, ...] = ()
     outputs: tuple[Origin, ...] = ()
-    """Tensors that the step returned, where the source tells."""
+    """Tensors that the step returned, if the source reports them."""
 
     kept: tuple[int, ...] | None = None
-    """Numbers of the values in storages that outlive the step: what it returned, what modules hold. None if unknown."""
+    """Numbers of the values in storages that outlive the step: returned, or held by modules. None if unknown."""
 
     @property
     def computing(self) -> tuple[Node, ...]:

@@ -17,17 +17,17 @@ from xsp.importers.jsonstream import elements
 from xsp.version import __version__
 
 MOST_TEXT = 256
-"""Letters of an argument that is kept."""
+"""Most characters of an argument that are kept."""
 
 DECIMALS = 6
-"""Of a number in an execution trace."""
+"""Decimals of a number in an execution trace."""
 
 
 class _Held(NamedTuple):
-    """A tensor as the file has it."""
+    """A tensor as described in the file."""
 
     number: int
-    """Of the tensor, which may be given to another one when it is gone."""
+    """Number of the tensor, which may be reused after the tensor is freed."""
 
     storage: int
     bytes: int
@@ -38,7 +38,7 @@ def load(path: Path) -> Graph:
     """Read an execution trace.
 
     Raises:
-        GraphError: it is damaged, or has no operators.
+        GraphError: the file is damaged, or has no operators.
     """
     reader = _Reader()
     try:
@@ -62,8 +62,8 @@ def load(path: Path) -> Graph:
 
 
 def as_told(call: Call) -> Call:
-    """Return what an execution trace tells of a captured call: six decimals of a number, and the type alone of one that
-    stands for a tensor (`x * 0.5`)."""
+    """Return a captured call as an execution trace would report it: numbers have six decimals, and a number that
+    becomes a tensor (`x * 0.5`) has only its type."""
     return replace(
         call,
         arguments=tuple(
@@ -80,17 +80,17 @@ def _as_told(value: Any) -> Any:
 
 
 class _Reader:
-    """Takes the nodes of a file in the order of their numbers, given as they begin; they stand there as they end."""
+    """Reads the nodes of a file in the order of their numbers, that is, of their starts; the file has them by end."""
 
     def __init__(self) -> None:
         self.flow = Flow()
         self.nodes: list[Node] = []
         self._covered: dict[int, tuple[bool, str, Phase]] = {}
         self._through: dict[tuple[int, int], tuple[int, Tensor]] = {}
-        """Tensor and its storage → the node that returned it last, which may have made a view."""
+        """Tensor and its storage → the node that last returned it, which may have made a view."""
 
     def take(self, found: dict[str, Any]) -> None:
-        """Add a node of the file, unless it lies in an operator, or only wraps others."""
+        """Add a node of the file, unless it lies within an operator, or only wraps others."""
         name, identity = str(found.get("name", "")), found.get("id")
         stated = {
             str(each.get("name")): each.get("value") for each in found.get("attrs") or () if isinstance(each, dict)
@@ -123,7 +123,7 @@ class _Reader:
                 through, before = self._through.get((each.number, each.storage), (None, None))
                 storage: Hashable = each.storage
                 if each.tensor != before and argument.may_be_number(name, _overload(schema), each.tensor):
-                    storage, through = (number, place), None  # its memory may have been that of another tensor
+                    storage, through = (number, place), None  # its memory may have belonged to another tensor
                 self.flow.outside(storage, Role.CONSTANT, each.bytes)
                 reads.append(self.flow.read(number, storage, through))
                 if argument.written:
@@ -159,7 +159,7 @@ def _kind(name: str, writes: list[int], outputs: list[Tensor]) -> NodeKind:
 
 
 def _part(found: dict[str, Any], which: str) -> Iterator[tuple[Any, Any, str, Any]]:
-    """Yield value, shape, type and strides of each input or output, of whatever schema the file is."""
+    """Yield value, shape, type and strides of each input or output, for any schema version of the file."""
     whole = found.get(f"{which}s")
     if isinstance(whole, dict):
         lists = [whole.get(name) for name in ("values", "shapes", "types", "strides")]
@@ -173,7 +173,7 @@ def _part(found: dict[str, Any], which: str) -> Iterator[tuple[Any, Any, str, An
 
 
 def _argument(value: Any, shape: Any, kind: str, stride: Any) -> tuple[Any, list[_Held]]:
-    """Return an argument in plain values, and the tensors in it."""
+    """Return an argument as plain values, and the tensors in it."""
     if kind.startswith("Tensor"):
         held = _held(value, shape, kind, stride)
         return (None, []) if held is None else (held.tensor, [held])
@@ -193,11 +193,11 @@ def _argument(value: Any, shape: Any, kind: str, stride: Any) -> tuple[Any, list
 
 
 def _held(value: Any, shape: Any, kind: str, stride: Any) -> _Held | None:
-    """Return a tensor: the file has its number, storage, offset, elements, bytes of an element, and device."""
+    """Return a tensor from a list of its number, storage, offset, elements, bytes of an element, and device."""
     if not isinstance(value, list) or len(value) < 5 or not all(isinstance(each, int) for each in value[:5]):
         return None
     number, storage, _, elements_, size = value[:5]
-    if not size:  # a place in a list where there is no tensor
+    if not size:  # an empty place in a list of tensors
         return None
     sizes, steps = _numbers(shape), _numbers(stride)
     dtype = TYPES.get(kind.partition("(")[2].rstrip(")"))
@@ -213,7 +213,7 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
 
 
 class Declared(NamedTuple):
-    """What a schema says of an argument."""
+    """The declaration of an argument in a schema."""
 
     name: str
     kind: str = ""
@@ -221,12 +221,12 @@ class Declared(NamedTuple):
     default: str = ""
 
     def may_be_number(self, op: str, overload: str, tensor: Tensor) -> bool:
-        """Return whether a tensor of no dimensions may stand for a number of Python."""
+        """Return whether a tensor without dimensions may stand for a Python number."""
         is_one = tensor.shape == () and tensor.dtype in keys.NUMBERS.values()
         return is_one and keys.stands_for_tensor(op, overload, self.name)
 
     def plain(self, value: Any) -> Any:
-        """Return what the file has for it as captured calls have it: numbers of types and layouts are names there."""
+        """Return the file's value of the argument as captured calls have it: names for numbers of types and layouts."""
         if self.name in keys.FLAGS:
             return keys.FLAGS[self.name]
         if self.name in keys.NOT_OF_THE_CALL:
@@ -244,11 +244,11 @@ class Declared(NamedTuple):
 
 LAYOUTS = ("strided", "sparse_coo")
 FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
-"""Memory formats by the numbers that ATen gives them."""
+"""Memory formats by ATen's numbers."""
 
 
 def _declared(schema: str) -> list[Declared]:
-    """Return what a schema says of each argument, `aten::add_.Tensor(Tensor(a!) self, …)`."""
+    """Return the declaration of each argument in a schema, `aten::add_.Tensor(Tensor(a!) self, …)`."""
     inside = schema.partition("(")[2].rpartition(") ->")[0]
     parts = re.split(r",\s*(?![^()\[\]]*[)\]])", inside) if inside else []
     found = []

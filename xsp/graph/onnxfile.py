@@ -1,9 +1,9 @@
 """Graphs of ONNX files: nodes with their attributes, shapes by the library's own inference, edges by names.
 
-Nodes that state a constant are no calls. Those that compute with constants alone are, as published counts have it,
-though a runtime may fold them; `from_constants` among the settings says how many there are. A file says nothing of
-storages, so a view is here what its operator defines as one: it gives its input another shape or another name. Values
-of weights are not read, wherever they lie.
+Nodes that state a constant are not calls. Nodes that compute only with constants are calls, as in published counts,
+although a runtime may fold them; `from_constants` in the settings is their number. A file does not describe storages,
+so a view is an operator that is defined as one: it gives its input another shape or another name. Values of weights are
+not read, wherever they are stored.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from xsp.graph.values import Flow
 from xsp.version import __version__
 
 CONSTANTS = frozenset(["Constant", "ConstantOfShape"])
-"""They state a value, and compute nothing, if their inputs are constants too."""
+"""Operators that state a value, and compute nothing if their inputs are constants too."""
 
 VIEWS = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"])
-"""They give their input another shape or name."""
+"""Operators that give their input another shape or name."""
 
 RANDOM = frozenset(
     ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"]
@@ -45,11 +45,11 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
 
     Args:
         path: the file; files beside it that hold its weights are not needed.
-        batch: first dimension of all inputs; what the file says unless told otherwise, and 1 where it gives a name.
-        sizes: numbers for dimensions of inputs that have names, by those names.
+        batch: first dimension of all inputs; default: the number in the file, or 1 if the file has a name instead.
+        sizes: numbers for named dimensions of inputs, by name.
 
     Raises:
-        GraphError: the library is missing, the file is damaged, does not go with that batch, or has no such names.
+        GraphError: the library is missing, the file is damaged, does not fit that batch, or has no such names.
     """
     onnx = _library()
     model = _read(onnx, path)
@@ -83,7 +83,7 @@ def _read(onnx: Any, path: Path) -> Any:
         model = onnx.load(str(path), load_external_data=False)
     except OSError as error:
         raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:  # the errors of protobuf have no class in common over its versions
+    except Exception as error:  # protobuf's errors have no common class across its versions
         raise GraphError(f"{path}: the ONNX file is damaged ({onnxshapes.first_line(error)})") from error
     if not model.graph.node:
         raise GraphError(f"{path}: this is no ONNX model, or one without nodes")
@@ -91,7 +91,7 @@ def _read(onnx: Any, path: Path) -> Any:
 
 
 def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
-    """Say which files of weights are not there; shapes do not need them."""
+    """Yield a problem for each missing file of weights; shapes do not need them."""
     places = {
         entry.value for each in model.graph.initializer for entry in each.external_data if entry.key == "location"
     }
@@ -101,7 +101,7 @@ def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
 
 
 class _Reader:
-    """Goes through the nodes of a model once, in their order."""
+    """Reads the nodes of a model once, in order."""
 
     def __init__(self, onnx: Any, model: Any, path: Path, problems: list[Problem]) -> None:
         self.onnx, self.model, self.path, self.problems = onnx, model, path, problems
@@ -262,7 +262,7 @@ class _Reader:
         return before is not None and after is not None and before != after
 
     def _misfit(self, node: Any, outputs: tuple[Tensor, ...]) -> str:
-        """Return why a convolution or a pool cannot run on its input, which shape inference does not check; or ""."""
+        """Return why a convolution or pool cannot run on its input, which shape inference does not check; else ""."""
         if node.op_type not in WINDOWS:
             return ""
         given = self._type(node.input[0]).shape
@@ -279,7 +279,7 @@ class _Reader:
         return "" if channels == given[1] else f"its kernel {list(kernel)} is for {channels} channels, not {given[1]}"
 
     def _version(self, node: Any) -> int | None:
-        """Return since which version of its vocabulary the operator is what it is here."""
+        """Return the version of its vocabulary that introduced the operator in its present form."""
         schema = self._schema(node)
         return schema.since_version if schema is not None else self.versions.get(node.domain)
 
@@ -315,7 +315,7 @@ class _Reader:
 
 
 def _read_inside(node: Any) -> list[str]:
-    """Return the names from outside that the graphs inside a node read, each once; empty if it holds none."""
+    """Return the distinct outer names that the graphs inside a node read; empty if it has no graphs."""
     found: dict[str, None] = {}
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
@@ -329,7 +329,7 @@ def _read_inside(node: Any) -> list[str]:
 
 
 def _idles(node: Any, versions: Mapping[str, int]) -> bool:
-    """Return whether it is a drop-out outside training, which hands its input on."""
+    """Return whether a node is a drop-out outside training, which passes its input on."""
     if node.op_type != "Dropout":
         return False
     if versions.get("", 0) < 7:

@@ -1,8 +1,8 @@
-"""Shapes of an ONNX model: numbers for dimensions that have names, and what follows from them.
+"""Shapes of an ONNX model: numbers for named dimensions, and the shapes that follow from them.
 
-The library `onnx` infers shapes, but knows few operators by whose values a shape is computed (`Equal`, `Where`,
-`ConstantOfShape`). What such operators make of small known values is computed by its reference implementation, and the
-inference goes on from there.
+The library `onnx` infers shapes, but not through many operators whose values determine shapes (`Equal`, `Where`,
+`ConstantOfShape`). The results of such operators on small known values are computed by its reference implementation,
+and the inference continues from there.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from xsp.errors import GraphError
 from xsp.graph.node import Problem
 
 SMALL = 4096
-"""Elements of a constant whose values may decide a shape; larger ones are not given to the inference."""
+"""Most elements of a constant whose values may determine a shape; larger ones are not passed to the inference."""
 
 
 def _inputs(model: Any) -> list[Any]:
-    """Return the inputs that are tensors, and no constants."""
+    """Return the inputs that are tensors and not constants."""
     constants = {each.name for each in model.graph.initializer}
     return [each for each in model.graph.input if each.name not in constants and each.type.HasField("tensor_type")]
 
 
 def known(path: Path, model: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the sizes, whose names are those of dimensions."""
+    """Return the sizes after a check that each name is that of a dimension of an input."""
     names = [each.dim_param for given in _inputs(model) for each in given.type.tensor_type.shape.dim if each.dim_param]
     for name, number in sizes.items():
         if name not in names:
@@ -39,12 +39,12 @@ def known(path: Path, model: Any, sizes: Mapping[str, int]) -> Mapping[str, int]
 
 
 def set_sizes(model: Any, batch: int | None, sizes: Mapping[str, int], problems: list[Problem]) -> int | None:
-    """Give the dimensions of the inputs numbers, and return the batch; None if they have different ones."""
+    """Set the dimensions of the inputs to numbers, and return the batch; None if the inputs have different ones."""
     found: set[int] = set()
     for given in _inputs(model):
         dimensions = given.type.tensor_type.shape.dim
         for place, each in enumerate(dimensions):
-            named = not each.HasField("dim_value") or each.dim_value < 0  # so some exporters write an unknown one
+            named = not each.HasField("dim_value") or each.dim_value < 0  # some exporters write unknown ones as such
             if named and each.dim_param in sizes:
                 each.dim_value = sizes[each.dim_param]
             elif place == 0 and (named or batch is not None):
@@ -67,14 +67,14 @@ def set_sizes(model: Any, batch: int | None, sizes: Mapping[str, int], problems:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says in one line."""
+    """Return the first line of an error's message, or the name of its class."""
     return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
 
 
 def inferred(onnx: Any, model: Any, problems: list[Problem]) -> Any:
-    """Return the model with functions in place of their calls, and with all shapes that can be inferred."""
+    """Return the model with calls of its functions inlined, and with all shapes that can be inferred."""
     for each in model.graph.initializer:
-        if _elements(each.dims) > SMALL:  # a model of more than 2 GB does not go through the library
+        if _elements(each.dims) > SMALL:  # the library cannot handle a model above 2 GB
             for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
                 each.ClearField(field)
     try:
@@ -87,7 +87,7 @@ def inferred(onnx: Any, model: Any, problems: list[Problem]) -> Any:
         except onnx.shape_inference.InferenceError as error:
             problems.append(Problem("shape inference", first_line(error)))
         return _further(onnx, _infer(onnx, model))
-    except Exception as error:  # the errors of protobuf have no class in common over its versions
+    except Exception as error:  # protobuf's errors have no common class across its versions
         problems.append(Problem("shape inference", first_line(error)))
         return model
 
@@ -106,24 +106,24 @@ def _infer(onnx: Any, model: Any) -> Any:
 # --- values that decide shapes --------------------------------------------------------------------------------
 
 MOST_ROUNDS = 16
-"""Of computing values and inferring shapes from them: a shape may wait for a value that waits for a shape."""
+"""Most rounds of computing values and inferring shapes from them: a shape may need a value that needs a shape."""
 
 MOST_NODES = 20_000
-"""Beyond which holes stay holes: each round goes through all nodes."""
+"""Most nodes for which unknown shapes are inferred further: each round visits all nodes."""
 
 COMPUTED = frozenset(
     "Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual Identity Less "
     "LessOrEqual Max Min Mod Mul Neg Not Or Pow Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterND Slice "
     "Sqrt Squeeze Sub Transpose Unsqueeze Where".split()
 )
-"""Operators of exporters between `Shape` and what takes a shape."""
+"""Operators that exporters put between `Shape` and the consumers of a shape."""
 
 SIZED_BY_VALUE = {"ConstantOfShape": 0, "Expand": 1}
-"""Which input says how many elements they make."""
+"""Operator → input that determines the number of elements of the result."""
 
 
 def _further(onnx: Any, model: Any) -> Any:
-    """Return the model with the shapes too that follow from values which the library does not compute."""
+    """Return the model with the additional shapes that follow from values which the library does not compute."""
     if len(model.graph.node) > MOST_NODES:
         return model
     values = {
@@ -139,7 +139,7 @@ def _further(onnx: Any, model: Any) -> Any:
         before = len(values)
         for node in model.graph.node:
             if node.domain in ("", "ai.onnx") and any(name not in values for name in node.output if name):
-                with contextlib.suppress(Exception):  # of a node that does not fit: its shape stays a hole
+                with contextlib.suppress(Exception):  # for a faulty node: its shape stays unknown
                     _compute(onnx, node, values, shapes, opsets)
         if len(values) == before:
             break
@@ -167,7 +167,7 @@ def _is_filled(tensor: Any) -> bool:
 
 
 def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that are known whole, by the names of their tensors."""
+    """Return the fully known shapes, by the names of their tensors."""
     found = {}
     for each in (*model.graph.value_info, *model.graph.output, *model.graph.input):
         kind = each.type.tensor_type
@@ -181,7 +181,7 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
 def _compute(
     onnx: Any, node: Any, values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], opsets: list[Any]
 ) -> None:
-    """Add what a node makes, if it is small and all that it takes is known."""
+    """Add the results of a node to the values, if they are small and all inputs are known."""
     import numpy
     from onnx.reference import ReferenceEvaluator
 
@@ -211,7 +211,7 @@ def _compute(
 
 
 def _take_shapes(onnx: Any, model: Any, found: Any, values: Mapping[str, Any]) -> None:
-    """Add what was inferred to what a model knows of its tensors."""
+    """Add inferred types and shapes to a model."""
     made = {name for node in model.graph.node for name in node.output}
     outputs = {each.name for each in model.graph.output}
     better = {each.name: each for each in (*found.graph.value_info, *found.graph.output) if each.name in made}

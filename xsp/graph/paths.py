@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 MOST_NODES = 20_000
-"""For the diameter, which looks at all pairs of nodes."""
+"""Most nodes for the diameter, which considers all pairs of nodes."""
 
 _CHUNK = 512
 
 
 def before(graph: Graph, *why: Why) -> list[list[int]]:
-    """Return for each node those before it, by edges with one of these reasons (data, unless told otherwise)."""
+    """Return the predecessors of each node, over edges with one of these reasons (default: data)."""
     found: list[list[int]] = [[] for _ in graph.nodes]
     for edge in graph.edges_of(*(why or (Why.DATA,))):
         found[edge.after].append(edge.before)
@@ -28,8 +28,8 @@ def longest(earlier: Sequence[Sequence[int]], weight: Sequence[float]) -> tuple[
     """Return the weight of the heaviest path, and the path; (0, []) if there is no node.
 
     Args:
-        earlier: for each node those before it, all of them with smaller numbers.
-        weight: of each node, not negative.
+        earlier: predecessors of each node, all of them with smaller numbers.
+        weight: weight of each node, not negative.
     """
     best: list[float] = []
     came: list[int | None] = []
@@ -48,7 +48,7 @@ def longest(earlier: Sequence[Sequence[int]], weight: Sequence[float]) -> tuple[
 
 
 def levels(earlier: Sequence[Sequence[int]], weight: Sequence[int]) -> list[int]:
-    """Return for each node how many nodes, by their weights, the longest path to and with it has."""
+    """Return for each node the weight of the heaviest path that ends with it, the node included."""
     best: list[int] = []
     for number, those in enumerate(earlier):
         best.append(weight[number] + max((best[each] for each in those), default=0))
@@ -56,7 +56,7 @@ def levels(earlier: Sequence[Sequence[int]], weight: Sequence[int]) -> list[int]
 
 
 def contracted(graph: Graph, kept: Callable[[Node], bool]) -> list[list[int]]:
-    """Return for each kept node, in new numbers, the kept nodes from which data reach it through others alone."""
+    """Return for each kept node, in new numbers, the kept nodes from which data reach it only through other nodes."""
     earlier = before(graph)
     new: dict[int, int] = {}
     reach: list[tuple[int, ...]] = []
@@ -89,7 +89,7 @@ def diameter(earlier: Sequence[Sequence[int]]) -> int | None:
 
 
 def _farthest(sources: np.ndarray, earlier: Sequence[Sequence[int]]) -> int:
-    """Return the number of nodes on the longest of the shortest paths that begin at some nodes."""
+    """Return the number of nodes on the longest of the shortest paths that begin at the given nodes."""
     import numpy as np
 
     never = np.iinfo(np.int16).max // 2

@@ -1,7 +1,7 @@
 """Graphs of programs that `torch.export` made: the program runs under the recorder, on tensors without values.
 
-So a program has the same form as a captured step, with views and edges by storages, and its weights are never read
-into tensors of ours. The batch is the one that the program was exported with.
+So a program has the same form as a captured step, with views and edges by storages, and its weights are never loaded
+into tensors here. The batch is the one with which the program was exported.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from xsp.graph.node import Graph, Role, Source
 
 
 def load(path: Path) -> Graph:
-    """Read a `.pt2` file. PyTorch reads it: open programs of those only whom you would let run code.
+    """Read a `.pt2` file. PyTorch reads it: open only programs whose authors you would let run code.
 
     Raises:
-        GraphError: PyTorch is missing, or cannot read the file; the message says why.
+        GraphError: PyTorch is missing, or cannot read the file; the message has the reason.
     """
     _check_archive(path)
     try:
@@ -33,7 +33,7 @@ def load(path: Path) -> Graph:
     with quiet() as logged:
         try:
             made = torch.export.load(path)
-        except Exception as error:  # of the archive, of the schema, of the unpickler: none has a class in common
+        except Exception as error:  # errors of archive, schema and unpickler have no common class
             reason = _first(_root(logged, error))
             raise GraphError(
                 f"{path}: torch {torch.__version__} cannot read this program ({reason}); it is damaged, "
@@ -43,10 +43,10 @@ def load(path: Path) -> Graph:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse what is no archive with a program before PyTorch is imported, which takes seconds and says less.
+    """Refuse a file that is no archive with a program before PyTorch is imported, which is slow and reports less.
 
     Raises:
-        GraphError: it is none; the message says what it is instead.
+        GraphError: the file is no such archive; the message names what it is instead.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -66,14 +66,14 @@ def _check_archive(path: Path) -> None:
 
 
 _PROGRAMS = ("*/models/*.json", "models/*.json", "*serialized_exported_program.json")
-"""Where in an archive programs lie, since PyTorch 2.8 and before."""
+"""Paths of programs in an archive, since PyTorch 2.8 and before."""
 
 
 def of(program: Any, name: str) -> Graph:
     """Return the graph of an `ExportedProgram`.
 
     Raises:
-        GraphError: an operator of it does not run on tensors without values.
+        GraphError: an operator of the program does not run on tensors without values.
     """
     import torch
 
@@ -116,11 +116,11 @@ _ROLES = {
 
 
 GUARDS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size")
-"""What the export puts in to check what it assumed: no calls of the model."""
+"""Checks of assumptions that the export inserts; they are not calls of the model."""
 
 
 def _runner(module: Any, recorder: Any) -> Any:
-    """Return what runs the nodes of a program one by one, each in its module, all of them without values."""
+    """Return an interpreter that runs the nodes of a program one by one, each in its module, all without values."""
     import torch
 
     guards = {getattr(torch.ops.aten, name) for name in GUARDS}
@@ -148,7 +148,7 @@ def _runner(module: Any, recorder: Any) -> Any:
 
 
 def _without_values(value: Any) -> Any:
-    """Return a tensor of the same shape, type and strides without values; sizes that may vary as in the example."""
+    """Return a tensor of the same shape, type and strides without values; variable sizes are those of the example."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -160,7 +160,7 @@ def _without_values(value: Any) -> Any:
 
 
 def _size(value: Any) -> Any:
-    """Return a number; of a size that may vary the one that it had when the program was exported."""
+    """Return a number; for a variable size, its value when the program was exported."""
     node = getattr(value, "node", None)
     return value if node is None else node.hint
 
@@ -170,7 +170,7 @@ def _first(error: BaseException) -> str:
 
 
 def _root(logged: list[BaseException], error: BaseException) -> BaseException:
-    """Return what was the matter first: torch logs it, and raises that there was something."""
+    """Return the original error: torch logs it, and then raises a less specific one."""
     found = logged[0] if logged else error
     while found.__cause__ is not None:
         found = found.__cause__
@@ -179,7 +179,7 @@ def _root(logged: list[BaseException], error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[list[BaseException]]:
-    """Keep what torch logs while it reads a program from the terminal; the errors among it are in the list."""
+    """Keep torch's log messages while it reads a program off the terminal; yield a list of the errors among them."""
     found: list[BaseException] = []
 
     def keep(record: logging.LogRecord) -> bool:

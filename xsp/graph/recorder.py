@@ -1,4 +1,4 @@
-"""Records the calls of a step, under the mode of PyTorch's dispatcher. Imports torch: import it where it is needed."""
+"""Recording of the calls of a step, by a mode of PyTorch's dispatcher. Imports torch: import it where it is needed."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from xsp.graph.values import Flow
 from xsp.version import __version__
 
 NO_CALLS = frozenset(["profiler", "prim", "rngprims"])
-"""Vocabularies of what the framework tells itself: no calls of the step."""
+"""Vocabularies of the framework's internal annotations, which are not calls of the step."""
 
 TRAINING = ("training", "train")
 
 STATISTICS = frozenset(
     f"aten::{name}" for name in ("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 )
-"""Operators that change their running statistics in training, though their schemas do not say so."""
+"""Operators that change their running statistics in training, although their schemas do not declare it."""
 
 DROPS = frozenset(f"aten::{kind}dropout_" for kind in ("", "alpha_", "feature_", "feature_alpha_"))
-"""Operators that leave their input alone outside training, though their schemas say that they write it."""
+"""Operators that do not write their input outside training, although their schemas declare it."""
 
 UNTOLD = object()
-"""In place of what a step returned."""
+"""Stands for an unknown result of a step."""
 
 COMMUNICATES = frozenset(["c10d", "_c10d_functional", "c10d_functional", "symm_mem"])
 
 
 class Argument(NamedTuple):
-    """What the schema of an operator says of an argument."""
+    """The declaration of an argument in an operator's schema."""
 
     name: str
     default: Any
@@ -66,13 +66,13 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """The calls of a step."""
+    """The recorded calls of a step."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     values: tuple[Value, ...]
     parameters: int
-    """Elements of all parameters of the modules that ran, those that share memory counted once."""
+    """Elements of all parameters of the modules that ran; parameters that share memory count once."""
 
     outputs: tuple[Origin, ...] = ()
     kept: tuple[int, ...] | None = None
@@ -89,11 +89,11 @@ class Recorded:
         """Return the graph of the calls.
 
         Args:
-            name: of the model or program.
-            source: how it was come by.
-            settings: what is known of the step; versions are added.
-            parameters: where others are meant than those of the modules that ran.
-            problems: what failed before.
+            name: name of the model or program.
+            source: origin of the graph.
+            settings: known settings of the step; versions are added.
+            parameters: number of parameters, if it is not that of the modules that ran.
+            problems: problems of earlier attempts.
 
         Raises:
             GraphError: there is no call.
@@ -117,10 +117,10 @@ class Recorded:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes each operator that the dispatcher is asked for.
+    """A mode that records each operator that reaches the dispatcher.
 
-    In the autograd mode of the workload the dispatcher is asked for what a profiler sees as the outermost operators: in
-    inference mode composite operators stay whole, with gradients they decompose.
+    In the autograd mode of the workload, these are the outermost operators in the sense of a profiler: in inference
+    mode composite operators stay whole, with gradients they decompose.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what runs inside on this thread; nothing of it stays behind."""
+        """Record the calls in the body on this thread; all hooks are removed afterwards."""
         with ExitStack() as stack:
             stack.enter_context(self.modules.watched())
             for handle in (
@@ -154,15 +154,15 @@ class Recorder(TorchDispatchMode):
             yield
 
     def take(self, values: Any, role: Role) -> None:
-        """Say what the tensors in a value are to the step, before it runs."""
+        """Set the role of the tensors in a value, before the step runs."""
         for tensor in flat(values):
             self._outside(tensor, role)
 
     def finish(self, result: Any = UNTOLD) -> Recorded:
-        """Return what was recorded.
+        """Return the recorded calls.
 
         Args:
-            result: what the step returned, which is still held: what is alive now outlives the step.
+            result: result of the step, which must still be held: storages alive now count as outliving the step.
         """
         for module in self.modules.roots:
             for parameter in module.parameters():
@@ -178,7 +178,7 @@ class Recorder(TorchDispatchMode):
         return Recorded(tuple(self.nodes), self.flow.edges(), self.flow.finished(), self.parameters, outputs, kept)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and note it."""
+        """Run an operator, and record it."""
         kwargs = kwargs or {}
         schema = getattr(func, "_schema", None)
         namespace = getattr(func, "namespace", "")
@@ -197,7 +197,7 @@ class Recorder(TorchDispatchMode):
         number = len(self.nodes)
         reads, written = self._read(number, schema.name, declared, given, phase)
         origins = tuple(map(self._origin, flat(given)))
-        if torch.Tag.inplace_view in func.tags:  # it changes the tensor, and nothing that the tensor holds
+        if torch.Tag.inplace_view in func.tags:  # it changes the tensor, not its content
             written = []
         result = func(*args, **kwargs)
         module = self._module(phase)
@@ -231,7 +231,7 @@ class Recorder(TorchDispatchMode):
     def _read(
         self, number: int, op: str, declared: list[Argument], given: list[Any], phase: Phase
     ) -> tuple[tuple[int, ...], list[Hashable]]:
-        """Return the values behind the tensors among the arguments, and the storages that are going to be written."""
+        """Return the values behind the tensors among the arguments, and the storages that the call will write."""
         reads: list[int] = []
         written: dict[Hashable, None] = {}
         training = any(
@@ -252,7 +252,7 @@ class Recorder(TorchDispatchMode):
         return tuple(reads), list(written)
 
     def _returned(self, number: int, tensors: list[Any], role: Role) -> tuple[tuple[int, ...], list[int]]:
-        """Return the values behind what an operator returned, and those that it made in new storages."""
+        """Return the values behind an operator's results, and the values that it made in new storages."""
         returns, made = [], []
         for place, tensor in enumerate(tensors):
             storage = self._storage(tensor)
@@ -267,14 +267,14 @@ class Recorder(TorchDispatchMode):
         return tuple(returns), made
 
     def _described(self, tensor: Any) -> tuple[Hashable, ...]:
-        """Return what tells a tensor from all others: two of one description are the same part of a storage."""
+        """Return an identification of a tensor: two tensors with the same one are the same part of a storage."""
         storage = self._storage(tensor)
-        if isinstance(storage, tuple):  # of a layout without storage
+        if isinstance(storage, tuple):  # a layout without storage
             return (storage,)
         return (storage, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
 
     def _origin(self, tensor: Any) -> Origin | None:
-        """Return the name of a tensor; None if it is part of what the step made, and no node was seen to make it so."""
+        """Return the name of a tensor; None if it is part of a storage made in the step, but no node returned it."""
         described = self._described(tensor)
         if described not in self._named:
             if described[0] in self._made_here:
@@ -293,11 +293,11 @@ class Recorder(TorchDispatchMode):
         return storage
 
     def _storage(self, tensor: Any) -> Hashable:
-        """Return what names the storage of a tensor; its address is not given to another one while this lives."""
+        """Return a name for a tensor's storage: its address, which is not reused while this recorder lives."""
         try:
             storage = tensor.untyped_storage()
             address = int(storage._cdata)
-        except (NotImplementedError, RuntimeError):  # sparse, and other layouts without one
+        except (NotImplementedError, RuntimeError):  # sparse and other layouts without storage
             self._held.append(tensor)
             return ("tensor", id(tensor))
         if address not in self._alive:
@@ -311,7 +311,7 @@ class Recorder(TorchDispatchMode):
             return None
 
     def _handle(self, tensor: Any) -> int | None:
-        """Return the node that made this tensor, which may be a view of a storage that another one wrote."""
+        """Return the node that made this tensor, which may be a view of a storage that another node wrote."""
         alive, number = self._through.get(id(tensor), (None, 0))
         return number if alive is not None and alive() is tensor else None
 
@@ -335,13 +335,13 @@ class Recorder(TorchDispatchMode):
         return self._forward_module(torch._C._current_autograd_node())
 
     def _forward_module(self, made_by: Any) -> str:
-        """Return the module of the forward operator that an autograd node belongs to; empty if it is not known."""
-        variable = getattr(made_by, "variable", None)  # of what accumulates the gradient of a parameter
+        """Return the module of the forward operator of an autograd node; empty if unknown."""
+        variable = getattr(made_by, "variable", None)  # only nodes that accumulate a parameter's gradient have it
         if variable is not None:
             return self.modules.owner(variable)
         sequence = made_by._sequence_nr()
         low, high = 0, len(self._by_sequence)
-        while low < high:  # the first operator that left a higher number behind it made the node
+        while low < high:  # the first operator after which the number was higher made the node
             middle = (low + high) // 2
             if self._by_sequence[middle][0] > sequence:
                 high = middle
@@ -350,7 +350,7 @@ class Recorder(TorchDispatchMode):
         return self._by_sequence[low][1] if low < len(self._by_sequence) else ""
 
     def _known_module(self, module: Any) -> None:
-        """Take the parameters and buffers of a module for weights."""
+        """Register the parameters and buffers of a module as weights and buffers."""
         for parameter in module.parameters():
             if torch.nn.parameter.is_lazy(parameter):
                 continue
@@ -376,7 +376,7 @@ class Recorder(TorchDispatchMode):
 def kind_of(
     func: Any, namespace: str, reads: Iterable[int], tensors: list[Any], *, writes: bool, made: int
 ) -> NodeKind:
-    """Return what an operator did, from what became of the storages."""
+    """Return the kind of an operator call, from its effects on storages."""
     if namespace in COMMUNICATES:
         return NodeKind.COMMUNICATION
     if not writes and not made:
@@ -404,7 +404,7 @@ def flat(value: Any) -> Iterator[Any]:
 
 
 def tensor_of(tensor: Any) -> Tensor:
-    """Return what an operator sees of a tensor."""
+    """Return the description of a tensor that an operator sees."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(map(int, tensor.shape))
     if tensor.layout is not torch.strided:
@@ -413,10 +413,10 @@ def tensor_of(tensor: Any) -> Tensor:
 
 
 def held_by(value: Any) -> list[Any]:
-    """Return the tensors in an object of the framework's: the packed weights of a quantised layer."""
+    """Return the tensors in an object of the framework, such as the packed weights of a quantised layer."""
     try:
         return list(flat(value.unpack())) if hasattr(value, "unpack") else list(flat(value.__getstate__()))
-    except Exception:  # not every object tells what it holds
+    except Exception:  # not every object reveals its content
         return []
 
 
@@ -425,7 +425,7 @@ def _told(tensor: Any) -> str:
 
 
 def argument(value: Any) -> Any:
-    """Return an argument of an operator in plain values: tensors described, no objects of torch."""
+    """Return an argument of an operator as plain values: tensors as descriptions, no objects of torch."""
     if isinstance(value, torch.Tensor):
         return tensor_of(value)
     if isinstance(value, (tuple, list)):

@@ -1,18 +1,18 @@
-"""Rewriting that keeps the function of a graph: work that a step could do without, by rules.
+"""Rewriting that preserves the function of a graph: rules remove work that a step does not need.
 
-| rule | what goes |
+| rule | what it removes |
 |---|---|
-| `dead` | calls whose results nobody reads |
-| `equal` | calls that compute again what is there already |
-| `cast` | casts to another type and back, and what is computed in float64 between two casts |
-| `copy` | copies that nobody writes to, and copies of copies |
+| `dead` | calls whose results are not read |
+| `equal` | calls that recompute an existing result |
+| `cast` | casts to another type and back, and float64 computation between two casts |
+| `copy` | copies that are not written to, and copies of copies |
 | `loop` | equal calls on the samples of a batch, one by one |
-| `norm` | batch norm in evaluation, which the convolution before it can do |
-| `attention` | attention by hand, which is one call of `scaled_dot_product_attention` |
-| `joined` | linear layers on one input, which are one with joined weights |
+| `norm` | batch norm in evaluation, which can be folded into the preceding convolution |
+| `attention` | hand-written attention, which is one call of `scaled_dot_product_attention` |
+| `joined` | linear layers on one input, which are one layer with joined weights |
 
-A rule says what it takes out, what stands in its place, and whether results change by more than rounding. The rewritten
-graph is there to be counted and timed: nothing changes the program.
+A rule reports what it removes, what replaces it, and whether results change by more than rounding. The rewritten graph
+is only counted and timed: the program does not change.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ RULES: Mapping[str, Callable[[Draft], Iterator[Found]]] = {
     "attention": attention.attention,
     "joined": merging.joined,
 }
-"""In the order in which they are applied: what one takes out makes room for the next."""
+"""Rules in the order in which they are applied: removals by one enable the next."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a rule did at one place."""
+    """A change by a rule at one place."""
 
     rule: str
     removed: tuple[int, ...]
-    """Places in the original graph."""
+    """Places of the removed calls in the original graph."""
 
     kept: tuple[int, ...]
-    """Places in the original graph of the calls whose results stand for those of the removed ones."""
+    """Places in the original graph of the calls whose results replace those of the removed calls."""
 
     added: tuple[int, ...]
-    """Places in the rewritten graph."""
+    """Places of the added calls in the rewritten graph."""
 
     modules: tuple[str, ...]
-    """In which the removed calls were, in order; without those of no module."""
+    """Modules of the removed calls, in order; calls without a module are left out."""
 
     said: str
-    """One sentence."""
+    """Description in one sentence."""
 
     changes_numbers: str | None = None
-    """How results change; None where they stay within rounding."""
+    """How results change; None if they stay within rounding."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Rewritten:
     graph: Graph
     changes: tuple[Change, ...]
     prepared: tuple[tuple[int, Prepared], ...] = ()
-    """Outside tensors of the rewritten graph, by number, that are made once from others."""
+    """Number and recipe of each outside tensor of the rewritten graph that is made once from others."""
 
     outside: tuple[Origin, ...] = ()
-    """What each outside tensor of the rewritten graph is in the original one; of prepared ones the place among them."""
+    """Name in the original graph of each outside tensor of the rewritten one; for a prepared one its index."""
 
     def removed(self, change: Change) -> Iterator[int]:
         """Yield the places of the removed calls that do work."""
@@ -145,7 +145,7 @@ SHOWN = ("nodes", "computing", "flops", "bytes", "longest_path", "peak_activatio
 
 
 def page(found: Rewritten) -> str:
-    """Return measures before and after, and what was done, as text that fits a terminal of 80 columns."""
+    """Return the measures before and after, and the changes, as text that fits a terminal of 80 columns."""
     lines = [plain(found.original.name), ""]
     before, after = measures(found.original), measures(found.graph)
     lines += [f"{'measure':28} {'before':>16} {'after':>16}"]
@@ -174,7 +174,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def as_json(found: Rewritten) -> dict[str, Any]:
-    """Return what was done, and the measures before and after, as plain values."""
+    """Return the changes, and the measures before and after, as plain values."""
     return {
         "name": found.original.name,
         "changes": [asdict(each) for each in found.changes],

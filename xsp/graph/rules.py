@@ -1,4 +1,4 @@
-"""Rules of rewriting that look at few calls: dead and equal ones, casts, copies, norms that can be folded."""
+"""Rewriting rules that look at few calls: dead and equal calls, casts, copies, norms that can be folded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xsp.graph.node import NodeKind, Origin, Phase, Tensor, permuted
 
 @dataclass(frozen=True)
 class Found:
-    """What a rule did at one place of a draft; calls by their numbers there."""
+    """A change by a rule at one place of a draft, with the numbers of calls in the draft."""
 
     rule: str
     removed: tuple[int, ...]
@@ -28,7 +28,7 @@ class Found:
 
 
 def dead(draft: Draft) -> Iterator[Found]:
-    """Take out calls whose results nobody reads, module by module."""
+    """Remove calls whose results are not read, module by module."""
     gone = draft.sweep()
     of_module: dict[str, list[int]] = defaultdict(list)
     for number in gone:
@@ -40,7 +40,7 @@ def dead(draft: Draft) -> Iterator[Found]:
 
 
 def _names(steps: Sequence[Step]) -> str:
-    """Return the operators of calls, most frequent first, the first three of them."""
+    """Return the three most frequent operators of calls as text."""
     count: dict[str, int] = defaultdict(int)
     for each in steps:
         count[each.op] += 1
@@ -53,7 +53,7 @@ def _names(steps: Sequence[Step]) -> str:
 
 
 def equal(draft: Draft) -> Iterator[Found]:
-    """Take out calls that compute what another one computed before, from the same values."""
+    """Remove calls that repeat an earlier call on the same values."""
     web = draft.web()
     seen: dict[Any, int] = {}
     now: dict[Origin, Origin] = {}
@@ -91,11 +91,11 @@ def equal(draft: Draft) -> Iterator[Found]:
 
 
 def _same(draft: Draft, web: Web, first: int, second: int) -> bool:
-    """Return whether two equal calls on the same tensors give the same values, for as long as these are read."""
+    """Return whether two equal calls on the same tensors give the same values, as long as these are read."""
     one, other = draft.steps[first], draft.steps[second]
-    if one.phase is not other.phase:  # what backward computes anew is there to save memory
+    if one.phase is not other.phase:  # the backward phase recomputes to save memory
         return False
-    if one.op in CASTS and one.call.inputs[0].dtype == one.call.outputs[0].dtype:  # perhaps to another device
+    if one.op in CASTS and one.call.inputs[0].dtype == one.call.outputs[0].dtype:  # possibly to another device
         return False
     if any(web.written_between(draft.storage(each), first, second) for each in other.takes):
         return False
@@ -110,7 +110,7 @@ def _same(draft: Draft, web: Web, first: int, second: int) -> bool:
 
 
 def copies(draft: Draft) -> Iterator[Found]:
-    """Take out copies that nobody writes to, where those who read them can read what was copied."""
+    """Remove copies that are not written to, if the readers of a copy can read the original."""
     while True:
         found = _copy(draft) or _copy_of_copy(draft)
         if found is None:
@@ -149,7 +149,7 @@ def _copies(step: Step) -> bool:
 
 
 def _stands_for(draft: Draft, web: Web, source: Origin, made: Origin) -> bool:
-    """Return whether those who read a tensor can read the one that it was made from, which has the same values."""
+    """Return whether the readers of a tensor can read the tensor that it was made from, which has the same values."""
     held, new = draft.storage(source), draft.storage(made)
     return not (web.outlives(new) or web.written(new) or web.written_after(held, made[0]))
 
@@ -158,7 +158,7 @@ PERMUTES = ("transpose", "permute", "t", "swapaxes", "swapdims", "numpy_T", "adj
 
 
 def _copy_of_copy(draft: Draft) -> Found | None:
-    """Let a copy read what the copy before it was made from; between them stand permutations at most."""
+    """Make a copy read the source of the preceding copy; only permutations may be in between."""
     web = draft.web()
     for number in draft.order:
         last = draft.steps[number]
@@ -203,7 +203,7 @@ def _copy_of_copy(draft: Draft) -> Found | None:
 
 
 def _permuted(step: Step, tensor: Tensor) -> Tensor | None:
-    """Return what a permutation makes of a tensor; None if that cannot be told."""
+    """Return the result of a permutation of a tensor; None if unknown."""
     shape = tensor.shape or ()
     order = list(range(len(shape)))
     if step.op == "permute":
@@ -224,16 +224,16 @@ def _permuted(step: Step, tensor: Tensor) -> Tensor | None:
 CASTS = ("to", "_to_copy", "type_as")
 
 _FLOATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}
-"""Bits of exponent and of fraction."""
+"""Type → bits of exponent and of fraction."""
 
 _INTEGERS = {"bool": (0, 1), "uint8": (0, 8), "int8": (1, 7), "int16": (1, 15), "int32": (1, 31), "int64": (1, 63)}
-"""Sign, and bits."""
+"""Type → number of sign bits, and other bits."""
 
 WIDE, NARROW = "float64", "float32"
 
 
 def holds(wide: str | None, narrow: str | None) -> bool:
-    """Return whether a type holds all values of another one."""
+    """Return whether a type can represent all values of another one."""
     if narrow in _FLOATS and wide in _FLOATS:
         return all(a >= b for a, b in zip(_FLOATS[wide], _FLOATS[narrow], strict=True))
     if narrow in _INTEGERS and wide in _INTEGERS:
@@ -242,7 +242,7 @@ def holds(wide: str | None, narrow: str | None) -> bool:
 
 
 def casts(draft: Draft) -> Iterator[Found]:
-    """Take out casts there and back; then compute in float32 what is in float64 only between two casts."""
+    """Remove casts there and back; then narrow computation in float64 between two casts to float32."""
     while (found := _there_and_back(draft)) is not None:
         yield found
     tried: set[int] = set()
@@ -293,7 +293,7 @@ def _in_float64(draft: Draft, tried: set[int]) -> Found | None:
 
 
 class _Region:
-    """Calls that compute in float64 between casts to it and casts from it."""
+    """A region of calls that compute in float64, between casts to it and casts from it."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft, self.web = draft, draft.web()
@@ -302,7 +302,7 @@ class _Region:
         self.outs: set[int] = set()
 
     def grow(self, start: int) -> bool:
-        """Take all calls that have to do with a cast; return whether these can be told, and compute something."""
+        """Collect all calls connected to a cast; return whether that succeeds, and the region can be narrowed."""
         pending = [start]
         while pending:
             number = pending.pop()
@@ -334,7 +334,7 @@ class _Region:
         return bool(self.outs) and any(self.draft.steps[each].call.inputs[0].dtype in _FLOATS for each in self.ins)
 
     def narrowed(self) -> Found | None:
-        """Put the same calls in float32 in their place; None if tensors would lie otherwise."""
+        """Replace the calls by the same calls in float32; return None if the layout of a tensor would change."""
         draft = self.draft
         whole = [each for each in draft.order if each in self.ins | self.inside | self.outs]
         now: dict[Origin, Origin] = {}
@@ -388,7 +388,7 @@ CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution")
 
 
 def norms(draft: Draft) -> Iterator[Found]:
-    """Fold batch norms in evaluation into the convolution, or the linear layer, before them."""
+    """Fold batch norms in evaluation into the preceding convolution or linear layer."""
     web = draft.web()
     for number in list(draft.order):
         norm = draft.steps[number]
@@ -423,7 +423,7 @@ def _folds(before: Step, norm: Step) -> bool:
 
 
 def _folded(draft: Draft, place: int, number: int, of: tuple[Origin | None, ...]) -> int:
-    """Put a convolution with other weights in the place of one and of the norm behind it; return its number."""
+    """Replace a convolution and the norm after it by one call with other weights; return its number."""
     before, norm = draft.steps[place], draft.steps[number]
     tensor = before.call.inputs[before.takes.index(of[0])]
     channels = Tensor(tensor.dtype, (int((tensor.shape or (0,))[0]),))

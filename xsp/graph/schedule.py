@@ -1,11 +1,11 @@
-"""How long the calls of a graph take together, from the time of each: in sequence, in parallel, and as a schedule.
+"""Total time of the calls of a graph from the time of each: in sequence, in parallel, and as a schedule.
 
 | figure | is |
 |---|---|
 | sequential | the sum |
-| parallel | the longest path over edges of data: unlimited processors; what reuses memory could be renamed |
-| machine | the longer of that path and of the work divided by the cores (Brent 1974): no schedule on them is shorter |
-| schedule | the end of a schedule that exists, with all edges kept |
+| parallel | the longest path over data edges: unlimited processors; reuse of memory can be avoided by renaming |
+| machine | the longer of that path and the work divided by the cores (Brent 1974): no schedule on them is shorter |
+| schedule | the end of an actual schedule, with all edges kept |
 
 With the same times, parallel ≤ machine ≤ schedule ≤ sequential. The first, second and last never rise when a node is
 removed or becomes shorter. A list schedule may (Graham 1966), which is why it is no bound.
@@ -20,29 +20,29 @@ from heapq import heappop, heappush
 from xsp.graph import paths
 
 Times = Mapping[int, float]
-"""Threads → time that a node takes with them."""
+"""Number of threads → time of a node with that number."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """When and where a node runs in a schedule."""
+    """The time and the cores at which a node runs in a schedule."""
 
     node: int
     start: float
     end: float
     threads: int
     core: int | None
-    """Number of the first of its cores; None if it takes no time."""
+    """Number of the node's first core; None if the node takes no time."""
 
 
 @dataclass(frozen=True)
 class Together:
-    """What the nodes of a graph take together, in the unit of their times."""
+    """The total time of a graph's nodes, in the unit of their times."""
 
     sequential: float
     parallel: float
     path: tuple[int, ...]
-    """Nodes on the longest path over data, by their number."""
+    """Numbers of the nodes on the longest path over data edges."""
 
     machine: float
     schedule: float
@@ -52,13 +52,13 @@ class Together:
 def together(
     data: Sequence[Sequence[int]], every: Sequence[Sequence[int]], times: Sequence[Times], cores: int
 ) -> Together:
-    """Return what nodes take together; each is as fast as it can be with the threads that it may have.
+    """Return the total times of nodes; each node is as fast as possible with the threads that it may have.
 
     Args:
-        data: for each node those before it by data, all with smaller numbers.
-        every: the same by any edge.
-        times: of each node, by threads; at least one of at most `cores` threads; not negative.
-        cores: of the machine.
+        data: predecessors of each node by data edges, all with smaller numbers.
+        every: predecessors by any edge.
+        times: times of each node, by threads; at least one for at most `cores` threads; not negative.
+        cores: number of cores of the machine.
     """
     fitting = [{threads: each for threads, each in those.items() if threads <= cores} for those in times]
     best = [min(those.values()) for those in fitting]
@@ -76,7 +76,7 @@ def together(
 
 
 def _economical(times: Sequence[Times]) -> list[Times]:
-    """Leave each node the number of threads with which it keeps cores busy for the shortest time in all."""
+    """Reduce each node to the number of threads with which it takes the least core time in total."""
     least = [min(those, key=lambda threads: (threads * those[threads], threads)) for those in times]
     return [{threads: those[threads]} for threads, those in zip(least, times, strict=True)]
 
@@ -86,10 +86,10 @@ def _end(placed: Sequence[Placed]) -> float:
 
 
 def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> list[Placed]:
-    """Return a schedule: of the nodes that are ready, the one with the longest path behind it goes first.
+    """Return a schedule: of the ready nodes, the one with the longest path to the end goes first.
 
-    It takes the number of threads with which it ends first, given which cores are free when. As it never ends later
-    than all before it and then itself, the whole never takes longer than the sequence.
+    A node gets the number of threads with which it ends first, given when the cores become free. Since it never ends
+    later than it would after all nodes before it, the schedule never takes longer than the sequence.
     """
     after: list[list[int]] = [[] for _ in every]
     for node, those in enumerate(every):
@@ -122,7 +122,7 @@ def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores:
 
 
 def _ranks(after: Sequence[Sequence[int]], times: Sequence[Times]) -> list[float]:
-    """Return for each node the longest path from its beginning to an end."""
+    """Return for each node the longest path from its start to an end."""
     rank = [0.0] * len(after)
     for node in range(len(after) - 1, -1, -1):
         rank[node] = min(times[node].values()) + max((rank[each] for each in after[node]), default=0.0)
@@ -130,7 +130,7 @@ def _ranks(after: Sequence[Sequence[int]], times: Sequence[Times]) -> list[float
 
 
 def _place(node: int, times: Times, ready: float, free: list[tuple[float, int]]) -> Placed:
-    """Put a node where it ends first, and change when the cores are free; the list stays in order."""
+    """Place a node where it ends first, and update when the cores become free; the list stays sorted."""
     if not any(times.values()):
         return Placed(node, ready, ready, 0, None)
     end, threads, start = min(
@@ -143,10 +143,10 @@ def _place(node: int, times: Times, ready: float, free: list[tuple[float, int]])
 
 
 def queued(host: Sequence[float], device: Sequence[float]) -> float:
-    """Return when the last kernel ends if calls are launched one after the other on one stream (eager execution).
+    """Return when the last kernel ends if calls are launched one after another on one stream (eager execution).
 
     Args:
-        host: time of each call on the host, which launches its work as it ends.
+        host: time of each call on the host; its work is launched when the call ends.
         device: time of its work on the device.
     """
     launched = ended = 0.0

@@ -1,4 +1,4 @@
-"""A graph as a section of a page: its measures, and the modules with their calls, the longest path marked."""
+"""A graph as a section of a page: its measures, and the modules with their calls; the longest path is marked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xsp.sections import Branch, Section, Table, Text, Tree
 NAME = "graph"
 
 MOST_NODES = 20_000
-"""Of a graph whose calls the section has; of a larger one it has the measures alone."""
+"""Most nodes of a graph whose calls the section shows; for a larger graph it has only the measures."""
 
 SHOWN = (
     "nodes", "computing", "unique", "parameters", "flops", "bytes", "longest_path", "diameter", "width", "parallelism",
@@ -30,18 +30,18 @@ class Module:
     """A module with its own calls, and the modules in it."""
 
     nodes: list[int] = field(default_factory=list)
-    """Places of its calls in the graph."""
+    """Places of the module's own calls in the graph."""
 
     inside: dict[str, Module] = field(default_factory=dict)
-    """By their names in it."""
+    """Name → inner module."""
 
 
 def tree(graph: Graph, most_levels: int | None = None) -> Module:
-    """Return the whole step: in it the phases, in these the modules.
+    """Return the whole step as a tree: the phases, and in these the modules.
 
     Args:
-        graph: any.
-        most_levels: below which the calls of modules further in stand in the module around them.
+        graph: any graph.
+        most_levels: number of levels below which calls are listed in the surrounding module.
     """
     root = Module()
     for number, node in enumerate(graph.nodes):
@@ -53,16 +53,16 @@ def tree(graph: Graph, most_levels: int | None = None) -> Module:
 
 
 def write(graph: Graph, run: Path) -> Path:
-    """Put the section of a graph into a run directory, and return its path.
+    """Write the section of a graph into a run directory, and return its path.
 
     Raises:
-        OutputError: there is no run, or it cannot be written.
+        OutputError: there is no run, or the section cannot be written.
     """
     return sections.write(run, NAME, section(graph))
 
 
 def section(graph: Graph) -> Section:
-    """Return what the report shows of a graph."""
+    """Return the section of a graph in the report."""
     found = measures(graph)
     stated = ", ".join(f"{name} {value}" for name, value in graph.settings.items() if value is not None)
     about = f"{graph.name}: {graph.counts}, edges known by {graph.known_by.value}; {stated}"
@@ -90,7 +90,7 @@ def _tree(graph: Graph) -> Tree:
 
 
 def _branch(graph: Graph, name: str, module: Module, path: set[int]) -> Branch:
-    """Return a module with its calls, then the modules in it."""
+    """Return a module as a branch, with its calls and then its inner modules."""
     calls = tuple(
         Branch(
             node.call.op,

@@ -1,4 +1,4 @@
-"""Which layers the models of a corpus share: the Jaccard index of their keys, groups that are alike, growth.
+"""Layers that the models of a corpus share: the Jaccard index of their keys, groups of similar models, growth.
 
 The Jaccard index of two models is the number of different computing calls that both have, over the number that at least
 one of them has. How often a call occurs in a model does not matter: it is timed once.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ALIKE = 0.5
-"""Mean Jaccard index from which two groups are one."""
+"""Mean Jaccard index at or above which two groups count as one."""
 
 _CHUNK = 4096
 
@@ -32,48 +32,48 @@ class Member:
 
     spec: str
     keys: tuple[str, ...]
-    """Of its computing calls, in the order of execution."""
+    """Keys of the computing calls, in the order of execution."""
 
     @property
     def unique(self) -> frozenset[str]:
-        """The different keys."""
+        """The distinct keys."""
         return frozenset(self.keys)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a folder of graphs holds."""
+    """The content of a folder of graphs."""
 
     path: Path
     members: tuple[Member, ...]
-    """In the order in which they were captured."""
+    """Models with a graph, in the order of capture."""
 
     holes: tuple[tuple[str, str], ...]
-    """Models without a graph, and why."""
+    """Models without a graph, each with the reason."""
 
     rows: tuple[dict[str, Any], ...]
-    """The lines of `measures.jsonl` that were asked for, failures among them."""
+    """The selected lines of `measures.jsonl`, including failures."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Batch and mode of its graphs."""
+        """Batch and mode of the graphs."""
         return dict(next((row["asked"] for row in self.rows if isinstance(row.get("asked"), dict)), {}))
 
 
 def read(
     path: Path, only: Sequence[str] = (), progress: Progress = lambda what, done, total: None, *, graphs: bool = True
 ) -> Corpus:
-    """Read a corpus that `xsp graph --all` wrote; a graph that is missing or damaged is a named hole.
+    """Read a corpus that `xsp graph --all` wrote; models with a missing or damaged graph are listed in `holes`.
 
     Args:
-        path: its folder.
-        only: patterns of names, `torchvision:resnet*`; all of them unless there are any.
-        progress: called with the name of a model, how many are done and how many there are.
-        graphs: read the graphs too; without them there are no members.
+        path: folder of the corpus.
+        only: patterns of names, such as `torchvision:resnet*`; default: all models.
+        progress: callback that is given the name of a model, the number of models done, and the total.
+        graphs: whether to read the graphs too; without them there are no members.
 
     Raises:
         GraphError: there is no corpus.
-        UsageError: a pattern fits no model of it.
+        UsageError: a pattern matches no model of the corpus.
     """
     if not (path / corpus.FILE).is_file():
         raise GraphError(f"{path}: no corpus; make one: xsp graph --all torchvision --out {path}")
@@ -101,7 +101,7 @@ def read(
 
 
 def growth(members: Sequence[Member]) -> list[tuple[int, int]]:
-    """Return, after each model, how many computing calls and how many different ones there were so far."""
+    """Return, after each model, the numbers of computing calls and of different ones so far."""
     seen: set[str] = set()
     calls, curve = 0, []
     for member in members:
@@ -112,13 +112,13 @@ def growth(members: Sequence[Member]) -> list[tuple[int, int]]:
 
 
 def new(member: Member, others: Sequence[Member]) -> int:
-    """Return how many different calls of a model no other one has: what is left to be timed."""
+    """Return the number of different calls of a model that no other model has, and that remain to be timed."""
     known: set[str] = set().union(*(other.unique for other in others))
     return len(member.unique - known)
 
 
 def jaccard(members: Sequence[Member]) -> NDArray[Any]:
-    """Return the Jaccard index of each pair of models, as a square of floats; NaN for two without computing calls."""
+    """Return the Jaccard index of each pair of models, as a square matrix; NaN for two without computing calls."""
     import numpy as np
 
     numbers: dict[str, int] = {}
@@ -139,21 +139,21 @@ def jaccard(members: Sequence[Member]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Group:
-    """Models that are alike."""
+    """A group of similar models."""
 
     places: tuple[int, ...]
-    """In the order of the clustering: neighbours are alike."""
+    """Places of the models in the order of the clustering: neighbours are similar."""
 
     least: float
-    """The mean Jaccard index between the two halves that were joined last; 1 for a single model."""
+    """Mean Jaccard index between the two halves that were joined last; 1 for a single model."""
 
 
 def groups(indexes: NDArray[Any], alike: float = ALIKE) -> list[Group]:
-    """Return the models in groups, by average linkage; the groups stand in the order of the clustering.
+    """Return the models in groups, by average linkage, in the order of the clustering.
 
-    Two groups are joined while the mean Jaccard index between their models is the highest there is. Those that are
-    joined at `alike` or above are one group in what is returned; the joining goes on, so that the order of the groups
-    too has neighbours that are alike. Equal ones are joined in the order of the corpus.
+    The two groups with the highest mean Jaccard index between their models are joined repeatedly. Groups joined at
+    `alike` or above form one group of the result; joining continues below that, so that neighbouring groups are similar
+    too. Ties are broken by the order of the corpus.
     """
     import numpy as np
 
@@ -189,6 +189,6 @@ def _in_order(found: list[Group], turned: bool) -> list[Group]:
 
 
 def _turned(indexes: NDArray[Any], first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, bool]:
-    """Return which of two rows of models to turn round, so that those that meet are as alike as they can be."""
+    """Return which of two rows of models to reverse, so that the models at the junction are as similar as possible."""
     ways = [(False, False), (False, True), (True, False), (True, True)]
     return max(ways, key=lambda way: indexes[first[0 if way[0] else -1], second[-1 if way[1] else 0]])

@@ -1,4 +1,4 @@
-"""Which source a graph is made from: a name, a module, or a file."""
+"""The choice of a graph's source: a name, a module, or a file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from xsp.models import Settings
 HEAD = 4096
 
 BY = ("capture", "export")
-"""How the graph of a model is made."""
+"""Ways to make the graph of a model."""
 
 OPTIONS = {
     "batch": None, "train": False, "shape": None, "sequence": 128, "prefill": None, "decode": None, "sizes": None,
     "by": "capture",
 }  # fmt: skip
-"""Of a step that is still to be made, with what they are unless told otherwise; files and traces are of one made."""
+"""Options of a step that is still to be made, with their defaults; files and traces are of a finished step."""
 
 _OF_MODELS = frozenset(OPTIONS) - {"sizes"}
 _OF_ONNX = frozenset(["batch", "sizes"])
@@ -64,7 +64,7 @@ def of(
     Raises:
         GraphError: there is no graph; the message is the reason.
         ModelError: there is no such model, or its library is missing.
-        UsageError: the source has a fixed step, and another batch size or kind of step is asked for.
+        UsageError: the source has a fixed step, and another batch size or kind of step is requested.
     """
     asked = {
         "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode,
@@ -102,14 +102,14 @@ def of(
 
 
 def check(what: Any, asked: Mapping[str, Any]) -> None:
-    """Refuse settings of a step for what is of one step already.
+    """Refuse settings of a step for a source whose step is fixed.
 
     Args:
-        what: as `of` takes it.
-        asked: some of `OPTIONS`.
+        what: source, as `of` takes it.
+        asked: values of some of `OPTIONS`.
 
     Raises:
-        UsageError: some of them would do nothing.
+        UsageError: some of them would have no effect.
     """
     left = chosen(asked) - taken(what)
     if left:
@@ -123,12 +123,12 @@ def check(what: Any, asked: Mapping[str, Any]) -> None:
 
 
 def chosen(asked: Mapping[str, Any]) -> set[str]:
-    """Return which of `OPTIONS` are other than usual."""
+    """Return the options that differ from their defaults."""
     return {name for name, usual in OPTIONS.items() if name in asked and asked[name] != usual}
 
 
 def taken(what: Any) -> frozenset[str]:
-    """Return which of `OPTIONS` make a difference to a source."""
+    """Return the options that affect a source."""
     if isinstance(what, Graph) or hasattr(what, "con") or type(what).__name__ == "ExportedProgram":
         return frozenset()
     if not isinstance(what, (str, Path)):
@@ -140,11 +140,11 @@ def taken(what: Any) -> frozenset[str]:
         return frozenset()
     if path.is_file():
         return _OF_ONNX if _kind(path) == "onnx" else frozenset()
-    return _OF_MODELS if ":" in str(what) else frozenset(OPTIONS)  # no such file, which is the error to come
+    return _OF_MODELS if ":" in str(what) else frozenset(OPTIONS)  # no such file: an error follows
 
 
 def _named(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str, int] | None, by: str) -> Graph:
-    from xsp.importers import contract  # with the table engine, which a process that times calls does without
+    from xsp.importers import contract  # loads the table engine, which worker processes avoid
 
     path = Path(spec)
     if path.is_dir() or contract.is_url(spec):
@@ -165,7 +165,7 @@ def _named(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str,
 
 
 def is_trace(what: str | Path) -> bool:
-    """Return whether `of` reads something as a trace: a run directory, a URL, or a file of none of the other kinds."""
+    """Return whether `of` reads a source as a trace: a run directory, a URL, or a file of no other kind."""
     from xsp.importers import contract
 
     spec = str(what)
@@ -195,7 +195,7 @@ def _of_file(path: Path, batch: int | None, sizes: Mapping[str, int] | None) -> 
 
 
 def _kind(path: Path) -> str:
-    """Return what a file is, from how it begins."""
+    """Return the kind of a file, from its first bytes."""
     from xsp.importers import chakra
 
     with path.open("rb") as file:
@@ -205,7 +205,7 @@ def _kind(path: Path) -> str:
             head = packed.read(HEAD)
     if head.lstrip().startswith(b'{"' + files.MARK.encode() + b'"'):
         return "graph"
-    if path.suffix == ".onnx" or head[:1] == b"\x08":  # the first field of an ONNX model is a number
+    if path.suffix == ".onnx" or head[:1] == b"\x08":  # an ONNX model begins with a number field
         return "onnx"
     if head[:4] == b"PK\x03\x04" or path.suffix == ".pt2":
         return "program"

@@ -1,12 +1,12 @@
-"""Graphs of a trace: the calls of its operators, with what their spans say. Only their order is known.
+"""Graphs of a trace: the calls of its operators, as far as their spans describe them. Only their order is known.
 
-Of a run of xsp the step that describes tells the calls almost whole, so that they have the keys of a captured step
-(see `xsp.graph.told`). Of other traces only the shapes are known, and operations and bytes of a node are those that its
-spans were given when the trace was read. Nothing tells which operator reads what another one made, so there is no
-longest path.
+In a run of xsp, a step with descriptions records the calls almost completely, so that they have the keys of a captured
+step (see `xsp.graph.told`). In other traces only the shapes are known, and the operations and bytes of a node are those
+that its spans got when the trace was read. No trace records which operator reads the result of another one, so there is
+no longest path.
 
-A node is an outermost operator. Where gradients are recorded, the dispatcher sees what composite operators call and not
-these themselves; there the nodes are the outermost operators that are not composite, as in a captured training step.
+A node is an outermost operator. With gradients, the dispatcher sees the operators that composite operators call, not
+the composite ones; then the nodes are the outermost operators that are not composite, as in a captured training step.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _WEIGHTS = f"""
         WHERE level = {int(Level.LAYER)} AND depth = 0 AND param_bytes IS NOT NULL GROUP BY name, type
     )
 """
-"""Of the outermost modules, each once however often it is called."""
+"""Bytes of the outermost modules' parameters; each module counts once, however often it is called."""
 
 MOST_NAMED = 5
-"""Operators that a problem names."""
+"""Most operators that problems name."""
 
 
 @dataclass
 class _Operator:
-    """An operator that becomes a node, and what is known of the spans in it."""
+    """An operator that becomes a node, with the figures of the spans in it."""
 
     span: tuple[Any, ...]
     flops: list[int | None] = field(default_factory=list)
@@ -62,7 +62,7 @@ def of(trace: Trace) -> Graph:
     """Return the graph of the merged step of a trace.
 
     Raises:
-        GraphError: it has no operators.
+        GraphError: the trace has no operators.
     """
     found, trains = _found(trace)
     if not found:
@@ -70,7 +70,7 @@ def of(trace: Trace) -> Graph:
     flow = Flow()
     nodes = []
     calls, described = told.Calls(), 0
-    # of one model, what is called in none of its modules is called by the model itself, as when it is captured
+    # with a single model, calls outside of all its modules are calls of the model itself, as when it is captured
     alone = len({name for *_, name, outer, _ in (each.span for each in found) if outer}) == 1
     modules: dict[str, list[str]] = {}
     for number, operator in enumerate(found):
@@ -93,14 +93,14 @@ def of(trace: Trace) -> Graph:
 
 
 def _settings(trace: Trace, trains: bool) -> dict[str, Any]:
-    """Return what a step that is described says of itself."""
+    """Return the settings of a step with descriptions."""
     ((size,),) = trace.con.execute(_WEIGHTS).fetchall()
     weights = {} if size is None else {WEIGHT_BYTES: int(size)}
     return {"train": trains, **weights, "xsp": __version__}
 
 
 def of_nodes(trace: Trace) -> list[str]:
-    """Return the ids of the spans that are nodes of the graph of a trace, in the order of the nodes."""
+    """Return the IDs of the spans that are nodes of a trace's graph, in the order of the nodes."""
     return [each.span[0] for each in _found(trace)[0]]
 
 
@@ -113,12 +113,12 @@ def _found(trace: Trace) -> tuple[list[_Operator], bool]:
 
 
 def is_call(name: str) -> bool:
-    """Return whether a span that lies in no call is one: the nodes of autograd only wrap calls."""
+    """Return whether a span outside of all calls is a call: autograd nodes only wrap calls."""
     return "::" in name and not name.startswith(("autograd::", "torch::autograd::", "profiler::"))
 
 
 def _problems(nodes: list[Node], calls: told.Calls, described: int) -> Iterator[Problem]:
-    """Yield what the trace does not tell."""
+    """Yield the problems of a graph: what the trace does not record."""
     yield Problem("edges", "a trace tells the order of calls, and not what they read and write")
     bare = sum(not each.call.inputs for each in nodes)
     if bare and not described:
@@ -136,7 +136,7 @@ def _problems(nodes: list[Node], calls: told.Calls, described: int) -> Iterator[
 
 
 def _nodes_among(spans: list[tuple[Any, ...]], *, through_composites: bool) -> list[_Operator]:
-    """Return the operators that lie in no other one; what only wraps them (the nodes of autograd) is none."""
+    """Return the operators that lie in no other operator; spans that only wrap them (autograd nodes) are left out."""
     composite = cache(told.is_composite) if through_composites else None
     holder: dict[str, _Operator | None] = {}
     found = []
@@ -154,7 +154,7 @@ def _nodes_among(spans: list[tuple[Any, ...]], *, through_composites: bool) -> l
 
 
 def _told(operator: _Operator) -> told.Told | None:
-    """Return what the step that describes says of an operator's call; None where it was not described."""
+    """Return the description of an operator's call from its span; None if it has none."""
     _, _, name, _, shapes, _, _, _, attributes, *_, of_layer = operator.span
     try:
         said, layer = (json.loads(each) if each else {} for each in (attributes, of_layer))
@@ -179,7 +179,7 @@ def _node(operator: _Operator, said: told.Told | None, calls: told.Calls, module
 
 
 def _arguments(shapes: str | None, dtype: str | None) -> list[tuple[str, Any]]:
-    """Return the tensors that the shapes tell of; the type that a span has is that of the first one."""
+    """Return the tensors described by the shapes; only the first has a type, which is that of the span."""
     found: list[tuple[str, Any]] = []
     first = True
     for place, shape in enumerate(json.loads(shapes) if shapes else []):
@@ -199,7 +199,7 @@ def _tensors(shape: Any, dtype: str | None) -> Any:
 
 
 def module_path(known: dict[str, list[str]], name: str | None, layer: str | None) -> str:
-    """Return the path of a module, with the number of the call from the second one on."""
+    """Return the path of a module, with the number of the call from its second call on."""
     if name is None or layer is None:
         return ""
     calls = known.setdefault(name, [])

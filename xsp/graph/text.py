@@ -15,7 +15,7 @@ _PREFIXES = ("", "K", "M", "G", "T", "P", "E")
 
 
 def page(graph: Graph) -> str:
-    """Return measures, the operators with most work, and what could not be seen."""
+    """Return a page: measures, the operators with the most work, and problems."""
     found = measures(graph)
     lines = [_title(graph), "", *(_line(*each) for each in _measures(graph, found)), "", *_operators(graph)]
     if graph.problems:
@@ -24,7 +24,7 @@ def page(graph: Graph) -> str:
 
 
 def amount(value: int | None, unit: str = "") -> str:
-    """Return a figure with three digits and a decimal prefix; a dash for an unknown one."""
+    """Return a figure with three digits and a decimal prefix; a dash if unknown."""
     if value is None:
         return "–"
     size, place = float(value), 0
@@ -35,7 +35,7 @@ def amount(value: int | None, unit: str = "") -> str:
 
 
 def shapes(node: Node, most: int = 4) -> str:
-    """Return the shapes of the first inputs of a node, `1×3×224×224, 64×3×7×7`."""
+    """Return the shapes of a node's first inputs, such as `1×3×224×224, 64×3×7×7`."""
     found = ["?" if each.shape is None else "×".join(map(str, each.shape)) or "number" for each in node.call.inputs]
     return ", ".join(found[:most]) + (", …" if len(found) > most else "")
 
@@ -56,7 +56,7 @@ def _title(graph: Graph) -> str:
 
 
 def phase(graph: Graph) -> str:
-    """Return which step of a language model a graph is of: `decode 512`; empty if it is of none."""
+    """Return the phase of a language model that a graph covers, such as `decode 512`; empty if none."""
     found = [f"{name} {graph.settings[name]}" for name in ("prefill", "decode") if graph.settings.get(name)]
     return ", ".join(found)
 
@@ -105,7 +105,7 @@ def _partly(convention: str, unknown: int, least: int) -> str:
 
 
 def _operators(graph: Graph) -> list[str]:
-    """Return a table of the operators that compute, those with most FLOPs first, then those with most bytes."""
+    """Return a table of the computing operators, by FLOPs and then by bytes in descending order."""
     groups: dict[str, list[Node]] = {}
     for node in graph.computing:
         groups.setdefault(node.call.op, []).append(node)
@@ -123,6 +123,6 @@ def _operators(graph: Graph) -> list[str]:
 
 
 def _sum(figure: Callable[[Node], int | None], nodes: Sequence[Node]) -> int | None:
-    """Return the sum of the figures of some nodes; None if one is unknown."""
+    """Return the sum of a figure over nodes; None if one is unknown."""
     found = [figure(each) for each in nodes]
     return None if None in found else sum(filter(None, found))

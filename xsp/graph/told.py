@@ -1,13 +1,13 @@
-"""Calls as a step that describes tells them: run once more on tensors without values, they are as if captured.
+"""Calls from the spans of a step with descriptions: they run once more on tensors without values, as if captured.
 
-A span has the shapes, types and strides of the operator's inputs and the numbers among its arguments, and says nothing
-of what it returned, nor of names and defaults. The operator itself says the rest: it runs under the recorder, with
-tensors that have no values. So its key is that of a captured step, and so are its kind, its operations and its bytes.
+A span has the shapes, types and strides of the operator's inputs and the numbers among its arguments, but no outputs,
+names or defaults. The operator itself supplies these: it runs under the recorder, with tensors that have no values. So
+its key is that of a captured step, and so are its kind, its operations and its bytes.
 
-A trace does not tell texts (`equation`, `approximate`), tensors in lists that may have holes (`indices`), and the
-values of numbers that stand for a tensor (`x * 0.5`). A text is that which the module around the operator says of
-itself under the same name. Otherwise, where there is a default, the call runs with that; the argument is `UNKNOWN`, so
-that no other call has the key.
+A trace does not record texts (`equation`, `approximate`), tensors in lists that may have holes (`indices`), and the
+values of numbers that become tensors (`x * 0.5`). A text is taken from the description of the surrounding module, if it
+has one of the same name. Otherwise the call runs with the default, if there is one, and the argument is recorded as
+`UNKNOWN`, so that no other call has the same key.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ TYPES = {
     **{theirs: ours for ours, theirs in work.KINETO.items()},
     "long": "int64", "short int": "int16", "signed char": "int8", "char": "int8",
 }  # fmt: skip
-"""Names of types as Kineto and execution traces have them, and as torch has them."""
+"""Type names of Kineto and execution traces → type names of torch."""
 
 VOCABULARY = "aten::"
-"""Only operators of ATen are run again: those of others are code of others, and may not be there."""
+"""Only operators of ATen are rerun: others are third-party code, and may be missing."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a span says of a call: a value for each argument, in the order of the schema."""
+    """The description of a call in a span: a value for each argument, in the order of the schema."""
 
     op: str
     overload: str
@@ -44,22 +44,22 @@ class Told:
     strides: tuple[Any, ...]
     scalars: tuple[Any, ...]
     texts: tuple[tuple[str, str], ...] = ()
-    """What the module around it says of itself, name and text."""
+    """Names and texts from the description of the surrounding module."""
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """For each argument the tensor, or the tuple of those in a list; None where there is none."""
+        """For each argument the tensor, or the tuple of the tensors in a list; None if there is none."""
         return tuple(map(_tensors, self.shapes, self.dtypes, self.strides))
 
 
 def told(op: str, shapes: Any, attributes: Mapping[str, Any], parameters: Any = None) -> Told | None:
-    """Return what a span says of its operator's call; None if it is not of a step that describes, or damaged.
+    """Return the description of an operator's call in its span; None if the span has none, or a damaged one.
 
     Args:
-        op: the operator.
-        shapes: of its inputs, as the column has them.
-        attributes: of its span.
-        parameters: what the module around it says of itself.
+        op: name of the operator.
+        shapes: shapes of the inputs, as in the column of the trace.
+        attributes: attributes of the span.
+        parameters: description of the surrounding module.
     """
     dtypes, overload = attributes.get(DTYPES), attributes.get(OVERLOAD)
     if not isinstance(dtypes, list) or not isinstance(shapes, list) or len(dtypes) != len(shapes):
@@ -95,7 +95,7 @@ def _tensors(shape: Any, dtype: Any, stride: Any) -> Any:
 
 
 def _is_whole(value: Any) -> bool:
-    """Return whether a tensor, or each in a list, has sizes and strides that are numbers."""
+    """Return whether a tensor, or each tensor in a list, has valid sizes and strides."""
     if not isinstance(value, Tensor):
         return all(isinstance(each, Tensor) and _is_whole(each) for each in value)
     sizes, steps = value.shape, value.stride
@@ -105,22 +105,22 @@ def _is_whole(value: Any) -> bool:
 
 
 class Calls:
-    """Runs the calls that spans tell of, each different one once."""
+    """Runs the calls that spans describe, each distinct call once."""
 
     def __init__(self) -> None:
         self._known: dict[Told, Node | None] = {}
         self.reasons: dict[str, str] = {}
-        """Operator → why a call of it could not be run; one reason each."""
+        """Operator → why a call of it could not be run; one reason per operator."""
 
         self.untold: dict[str, str] = {}
-        """Operator → an argument of it that the trace does not tell."""
+        """Operator → an argument of it that the trace does not record."""
 
     def of(self, said: Told) -> Node | None:
-        """Return a node with the call and what it does, as captured; None if it cannot be run."""
+        """Return a node with the call and its effects, as captured; None if the call cannot be run."""
         if said not in self._known:
             try:
                 self._known[said] = self._run(said)
-            except Exception as error:  # of the operator, of torch, of what the trace says
+            except Exception as error:  # from the operator, torch, or a wrong description
                 self.reasons.setdefault(said.op, (str(error).strip().split("\n")[0] or type(error).__name__)[:160])
                 self._known[said] = None
         return self._known[said]
@@ -156,9 +156,9 @@ class Calls:
 
 
 def is_composite(op: str) -> bool | None:
-    """Return whether an operator only calls others, so that it is not seen where gradients are recorded.
+    """Return whether an operator only calls others, so that the dispatcher does not see it when gradients are recorded.
 
-    None if torch is not there, or knows no such operator.
+    None if torch is not installed, or has no such operator.
     """
     try:
         import torch
@@ -179,7 +179,7 @@ def _operator(torch: Any, said: Told) -> Any:
     """Return the overload of an operator.
 
     Raises:
-        ValueError: it is not of ATen, or this torch has it with other arguments.
+        ValueError: the operator is not of ATen, or has other arguments in this torch.
     """
     if not said.op.startswith(VOCABULARY):
         raise ValueError("no operator of ATen")
@@ -191,10 +191,10 @@ def _operator(torch: Any, said: Told) -> Any:
 
 
 def _value(torch: Any, said: Told, place: int, argument: Any) -> tuple[Any, Any]:
-    """Return what is given for an argument, and what stands in the call where that is another thing.
+    """Return the value to pass for an argument, and the value to record in the call if that is different.
 
     Raises:
-        ValueError: it is not told, and cannot be left out.
+        ValueError: the value is not recorded, and cannot be omitted.
     """
     optional = str(argument.real_type).startswith("Optional[")
     kind = str(argument.real_type)[len("Optional[") : -1] if optional else str(argument.real_type)
@@ -235,7 +235,7 @@ def _without_values(torch: Any, tensor: Tensor) -> Any:
 
 
 def _scalar(torch: Any, value: Any, kind: str) -> Any:
-    """Return an argument as torch takes it: types, layouts and formats are numbers in a trace."""
+    """Return an argument in torch's form: types, layouts and formats are numbers in a trace."""
     if kind == "ScalarType":
         return getattr(torch, TYPES_BY_NUMBER[value])
     if kind == "Layout":
@@ -255,11 +255,11 @@ TYPES_BY_NUMBER = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64",
     8: "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bfloat16",
 }  # fmt: skip
-"""Types by the numbers that ATen gives them."""
+"""ATen's numbers of types → type names."""
 
 
 def described(said: Told) -> Call:
-    """Return the call of an operator that cannot be run: the tensors and numbers that the span tells, without names."""
+    """Return the call of an operator that cannot be run: the tensors and numbers of its span, without names."""
     found: list[tuple[str, Any]] = []
     for place, (tensor, scalar) in enumerate(zip(said.tensors, said.scalars, strict=True)):
         if tensor is not None or scalar is not None:

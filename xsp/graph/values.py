@@ -1,4 +1,4 @@
-"""Data flow from storages: each write makes a new version, and edges follow from who reads and writes which version."""
+"""Data flow from storages: each write makes a new version, and edges follow from reads and writes of versions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ STRENGTH = (Why.DATA, Why.REUSE, Why.ORDER)
 
 
 class Flow:
-    """Numbers values in the order of execution, and finds the edges between nodes.
+    """The values in the order of execution, and the edges between nodes.
 
-    A storage is named by anything that can be hashed: the address of a storage that is alive, or a name in a program
-    in which each name is written once.
+    A storage is named by any hashable object: the address of a live storage, or a name in a program in which each name
+    is written once.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Flow:
         self._storages = 0
 
     def outside(self, storage: Hashable, role: Role, size: int | None) -> int:
-        """Return the value of a storage that no node made; it is numbered where it is seen first."""
+        """Return the value of a storage that no node made, numbered at its first appearance."""
         found = self._current.get(storage)
         return self._make(storage, None, role, size) if found is None else found
 
@@ -37,10 +37,10 @@ class Flow:
         return storage in self._current
 
     def current(self, storage: Hashable) -> int:
-        """Return the value that a storage holds now.
+        """Return the current value of a storage.
 
         Raises:
-            KeyError: it was never seen.
+            KeyError: the storage was never seen.
         """
         return self._current[storage]
 
@@ -49,8 +49,8 @@ class Flow:
 
         Args:
             node: place of the reader.
-            storage: seen before.
-            through: the node that made the tensor by which it is read, where that is a view.
+            storage: storage that was seen before.
+            through: node that made the tensor by which the storage is read, if that is a view.
         """
         number = self._current[storage]
         writer = self._writer[number]
@@ -63,7 +63,7 @@ class Flow:
         return number
 
     def write(self, node: int, storage: Hashable, role: Role, size: int | None) -> int:
-        """Return the new value that a node makes in a storage, with edges from those who used the old one."""
+        """Return the new value that a node makes in a storage, with edges from the users of the old one."""
         before = self._current.get(storage)
         if before is not None:
             for reader in self._readers[before]:
@@ -75,7 +75,7 @@ class Flow:
         return self._make(storage, node, role, size)
 
     def mark(self, storage: Hashable, role: Role) -> None:
-        """Set the role of all values of a storage, where it shows only later what it is."""
+        """Set the role of all values of a storage, if it becomes known only later."""
         if storage in self._current:
             self._roles[self.values[self._current[storage]].storage] = role
 
@@ -84,7 +84,7 @@ class Flow:
         return tuple(replace(each, role=self._roles.get(each.storage, each.role)) for each in self.values)
 
     def follow(self, node: int, state: str) -> None:
-        """Put a node behind the last one that changed a state outside the tensors."""
+        """Add an edge to a node from the last one that changed the same state outside the tensors."""
         if state in self._last:
             self._join(self._last[state], node, Why.ORDER)
         self._last[state] = node

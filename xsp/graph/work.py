@@ -1,8 +1,8 @@
-"""What a call does and moves: FLOPs and bytes, from shapes.
+"""Work and traffic of a call: FLOPs and bytes, from shapes.
 
 FLOPs follow the convention of `xsp.cost.flops`: a multiply-add is two operations; matrix products, convolutions and
-attention are counted, all else does none. Composite operators, which a trace never shows as the innermost, and nodes of
-ONNX have their formulas here. A call that may multiply matrices and has no formula is unknown, and not 0.
+attention are counted, other operators have none. Formulas for composite operators, which a trace never shows as the
+innermost, and for nodes of ONNX are here. A call that may multiply matrices and has no formula is unknown, not 0.
 
 Bytes are compulsory traffic as in `xsp.cost.traffic`: each input is read once, each output is written once.
 """
@@ -23,16 +23,16 @@ LOOK_UPS = frozenset(
         *(f"onnx::{name}" for name in ("Gather", "GatherElements", "GatherND")),
     ]
 )
-"""Of their first tensor they read as many bytes as they write."""
+"""Operators that read as many bytes of their first tensor as they write."""
 
 ROUTED = frozenset(["aten::_grouped_mm"])
-"""Of their second tensor, a stack of matrices, they read those that a row of the first one is routed to."""
+"""Operators whose second tensor is a stack of matrices, of which they read those to which rows are routed."""
 
 ASK_SIZES = frozenset(["onnx::Shape", "onnx::Size"])
-"""They read none of what is in their tensor."""
+"""Operators that do not read the content of their tensor."""
 
 HOLD_GRAPHS = frozenset(f"onnx::{name}" for name in ("If", "Loop", "Scan", "SequenceMap"))
-"""What the graphs inside do, and how often, is not known."""
+"""Operators with inner graphs, whose work and number of runs are unknown."""
 
 KINETO = {
     "bool": "bool", "uint8": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int",
@@ -68,18 +68,18 @@ def bytes_of(node: Node) -> int | None:
 
 
 def _holds_objects(call: Call) -> bool:
-    """Return whether an argument is an object that holds tensors of its own: packed weights of quantised layers."""
+    """Return whether an argument is an object that holds tensors, such as packed weights of quantised layers."""
     return any(isinstance(value, str) and value.startswith(OBJECT) for _, value in call.arguments)
 
 
 def _is_unlike(call: Call) -> bool:
-    """Return whether a product has a tensor that is sparse: how many of its elements there are is not told."""
+    """Return whether a product has a sparse tensor, whose number of elements is not recorded."""
     sparse = any(":" in (each.dtype or "") for each in call.inputs)
     return sparse and (call.op in COMPOSITE or MAY_MULTIPLY.search(call.op) is not None)
 
 
 def _routed(call: Call, stack: int) -> int:
-    """Return the bytes of the matrices that rows are expected to be routed to, each row to any with equal chances."""
+    """Return the expected bytes of the matrices to which rows are routed, if each row chooses uniformly."""
     rows, matrices = call.inputs[0].shape, call.inputs[1].shape
     if not rows or not matrices or len(matrices) < 3 or not matrices[0]:
         return stack
@@ -87,7 +87,7 @@ def _routed(call: Call, stack: int) -> int:
 
 
 def flops_of(node: Node) -> int | None:
-    """Return the operations of a node; None if they cannot be told."""
+    """Return the operations of a node; None if unknown."""
     call = node.call
     if not node.computes:
         return 0
@@ -112,7 +112,7 @@ def flops_of(node: Node) -> int | None:
 
 
 def _as_in_a_trace(call: Call) -> int | None:
-    """Ask the formulas for operators of traces, which read shapes and options as Kineto writes them."""
+    """Return the operations by the formulas for traces, which read shapes and options in Kineto's notation."""
     shapes: list[Any] = []
     scalars: list[Any] = []
     dtypes: list[str] = []
@@ -141,25 +141,25 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _product(call: Call) -> int:
-    """Each element of the result is a sum over the last dimension of the left factor."""
+    """Return the operations of a product: each result is a sum over the last dimension of the left factor."""
     return 2 * prod(_shape(call.outputs[0])) * (_shape(call.inputs[0]) or (1,))[-1]
 
 
 def _attention(call: Call) -> int:
-    """Query times key, then weights times value; masks and heads that are shared change nothing."""
+    """Return the operations of query times key, and weights times value; masks and shared heads do not matter."""
     query, key, value = (_shape(each) for each in call.inputs[:3])
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _recurrent(call: Call) -> int:
-    """Each matrix of weights is used once a sample and a position of the sequence."""
+    """Return the operations of a recurrence: each weight matrix is used once per sample and sequence position."""
     data, weights = call.inputs[0], [_shape(each) for each in call.inputs[1:]]
     steps = prod(_shape(data)[:-1])
     return 2 * steps * sum(prod(shape) for shape in weights if len(shape) == 2)
 
 
 def _summed(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
-    """One multiply-add for each combination of the letters, and of what an ellipsis stands for, factor by factor."""
+    """Return the operations of an einsum: a multiply-add per combination of indices (`...` included) and factor."""
     left = equation.replace(" ", "").partition("->")[0].split(",")
     if len(left) != len(shapes) or len(left) < 2:
         return 0 if len(left) == 1 else _raise("not as many shapes as the equation has parts")
@@ -191,7 +191,7 @@ def _bilinear(call: Call) -> int:
 
 
 def _packed_attention(call: Call) -> int:
-    """The projections of a multi-head attention, and its two products."""
+    """Return the operations of a multi-head attention: its projections, and its two products."""
     batch, length, width = _shape(call.inputs[0])
     other = _shape(call.inputs[1])[1]
     return 2 * batch * (length * 2 + other * 2) * width * width + 4 * batch * length * other * width
@@ -217,7 +217,7 @@ COMPOSITE: Mapping[str, Formula] = {
 
 
 def _sequence(call: Call) -> int:
-    """A recurrent operator: its states stand between the data and the weights."""
+    """Return the operations of a recurrent operator, whose states are between the data and the weights."""
     states = 2 if call.op == "aten::lstm" else 1
     kept = (call.inputs[0], *call.inputs[1 + states :])
     return _recurrent(Call(call.op, (("", kept),), call.outputs))
@@ -267,4 +267,4 @@ UNKNOWN_IN_ONNX = frozenset(
         "STFT Det If Loop Scan"
     ).split()
 )
-"""They multiply, or hold graphs that do, and have no formula here."""
+"""Operators that multiply, or hold graphs that do, and have no formula here."""
