@@ -136,6 +136,17 @@ def test_a_timing_that_somebody_changed_is_a_hole_and_named(tmp_path: Path, chan
     assert "part-" in found.problems[0]
 
 
+def test_a_part_with_a_changed_row_stays_when_the_others_become_one(tmp_path: Path) -> None:
+    Timings.open(tmp_path, HERE).add([timing(spec())])
+    changed = the_part(tmp_path)
+    edit(changed, "1.0 AS trimmed_ns")
+    for place in (1, 2):
+        Timings.open(tmp_path, HERE).add([timing(spec(place))])
+    assert Timings.open(tmp_path, HERE).compact() == 3
+    assert changed.exists()
+    assert len(list(changed.parent.iterdir())) == 2
+
+
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"no parquet", None])
 def test_a_part_that_is_damaged_is_named_and_the_others_are_read(tmp_path: Path, content: bytes | None) -> None:
     Timings.open(tmp_path, HERE).add([timing(spec())])
@@ -196,6 +207,18 @@ def test_one_file_carries_all_timings_elsewhere(tmp_path: Path) -> None:
     assert set(there) == set(Timings.open(tmp_path / "a", HERE))
     assert there.environments() == Timings.open(tmp_path / "a", HERE).environments()
     assert there.take_in(tmp_path / "all.parquet") == (0, 2)
+
+
+def test_timings_of_a_file_with_two_descriptions_of_an_environment_count_once(tmp_path: Path) -> None:
+    for name, load in (("a", 1), ("b", 2)):
+        described = dataclasses.replace(HERE, noted={"load": load})
+        Timings.open(tmp_path / name, described).add([timing(spec(load))])
+        Timings.open(tmp_path / name, described).export(tmp_path / f"{name}.parquet")
+    both = ", ".join(f"'{tmp_path / name}.parquet'" for name in ("a", "b"))
+    duckdb.sql(f"FROM read_parquet([{both}])").write_parquet(str(tmp_path / "both.parquet"))
+    there = Timings.open(tmp_path / "c", HERE)
+    assert there.take_in(tmp_path / "both.parquet") == (2, 1)
+    assert len(there._parts(HERE.hash)) == 1
 
 
 def test_what_was_taken_later_stays(tmp_path: Path) -> None:

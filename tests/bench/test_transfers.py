@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from xsp import sections
-from xsp.bench import curvetext, links, numanodes, transfers
+from xsp.bench import curvetext, links, numanodes, partner, transfers
 from xsp.bench.environment import Environment
 from xsp.bench.shapes import fit
 from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
@@ -436,3 +437,35 @@ def test_transfers_and_collectives_of_two_ranks_are_timed_and_leave_nothing(tmp_
     assert list((tmp_path / "storage").iterdir()) == []
     if before:
         assert {each for each in set(os.listdir("/dev/shm")) - before if "xsp" in each} == set()
+
+
+def test_a_partner_that_stalls_in_the_middle_of_an_exchange_is_given_up_and_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch")
+    from xsp.bench import moves
+
+    ends = partner.Ends.__new__(partner.Ends)
+    ends.held = memoryview(bytearray(64))
+    here, there = socket.socketpair()
+    with here, there:
+        here.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            ends._exchange(here, 64)
+        assert here.gettimeout() == 0.05
+
+    class Failing:
+        def __init__(self, size: int, folder: object) -> None:
+            self.failed = False
+
+        def end(self) -> None:
+            ended.append(self)
+
+    ended: list[Failing] = []
+    monkeypatch.setattr(moves, "Partner", Failing)
+    monkeypatch.setattr(moves, "_partners", {})
+    first = moves._partner(None)
+    assert moves._partner(None) is first
+    first.failed = True
+    assert moves._partner(None) is not first
+    assert ended == [first]

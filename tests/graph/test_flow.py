@@ -7,6 +7,7 @@ import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,6 +124,11 @@ def test_paths_are_those_of_networkx(graph: Graph) -> None:
     assert all(made.has_edge(*pair) for pair in itertools.pairwise(path))
     lengths = dict(networkx.all_pairs_shortest_path_length(made))
     assert paths.diameter(earlier) == 1 + max(each for row in lengths.values() for each in row.values())
+
+
+def test_a_path_as_long_as_a_graph_may_be_has_its_length() -> None:
+    chain = [[number - 1] if number else [] for number in range(paths.MOST_NODES)]
+    assert paths._farthest(np.arange(1), chain) == paths.MOST_NODES
 
 
 # --- keys ---------------------------------------------------------------------------------------------

@@ -282,6 +282,26 @@ def test_an_operator_that_its_input_does_not_fit_is_a_hole_with_a_problem(
     assert found["bytes_unknown"] == 1
 
 
+def test_the_vocabulary_may_have_its_full_name(tmp_path: Path) -> None:
+    dropout = helper.make_node("Dropout", ["c"], ["y"], "dropout")
+    path = saved(tmp_path / "m.onnx", [CONV, dropout])
+    model = onnx.load(path)
+    model.opset_import[0].domain = "ai.onnx"
+    onnx.save(model, path)
+    assert [each.kind for each in xsp.graph.of(path).nodes] == [NodeKind.COMPUTE, NodeKind.VIEW]
+
+
+def test_a_file_that_nobody_may_read_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "m.onnx", [CONV, RELU])
+
+    def refused(self: Path, *args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(GraphError, match=r"m\.onnx: cannot be read \(Permission denied\)"):
+        xsp.graph.of(path)
+
+
 def test_an_opset_that_the_library_does_not_know_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path / "m.onnx", [CONV, RELU])
     assert xsp.graph.of(path).problems == ()

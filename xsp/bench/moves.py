@@ -109,11 +109,17 @@ def _first_touch(size: int, huge: bool) -> Callable[[int], int]:
     return batch
 
 
-@functools.lru_cache(maxsize=2)
+_partners: dict[Path | None, Partner] = {}
+
+
 def _partner(folder: Path | None) -> Partner:
     """Return the partner process that receives messages; with a folder, the memory that both map is a file in it."""
+    known = _partners.pop(folder, None)
+    if known is not None and known.failed:
+        known.end()
+        known = None
     try:
-        return Partner(MESSAGE_BYTES, folder)
+        return _partners.setdefault(folder, known or Partner(MESSAGE_BYTES, folder))
     except OSError as error:
         raise NotTimeable(f"the other process cannot be started ({error.strerror or error})") from error
 

@@ -93,10 +93,14 @@ class Ends:
     def _exchange(self, over: socket.socket, size: int) -> None:
         """Send and receive `size` bytes at the same time."""
         sent = got = 0
+        patience = over.gettimeout()
         over.setblocking(False)
         try:
             while sent < size or got < size:
-                readable, writable, _ = select.select([over] if got < size else [], [over] if sent < size else [], [])
+                wanted = [over] if got < size else [], [over] if sent < size else []
+                readable, writable, _ = select.select(*wanted, [], patience)
+                if not readable and not writable:
+                    raise TimeoutError(f"no byte within {patience} s")
                 if writable:
                     sent += over.send(self.held[sent:size])
                 if readable:
@@ -105,7 +109,7 @@ class Ends:
                         raise Ended
                     got += read
         finally:
-            over.setblocking(True)
+            over.settimeout(patience)
 
 
 def _write(number: int, what: memoryview) -> None:
@@ -139,9 +143,12 @@ class Partner:
         Raises:
             OSError: the process cannot be started, there is no loopback, or the folder has no room.
         """
+        self.failed = False
+        """Whether a batch failed: the processes no longer agree on which message comes next."""
+
+        control, local, tcp = socket.socketpair(), socket.socketpair(), _tcp_pair()
         shared = _shared(size, folder)
         there, back = os.pipe(), os.pipe()
-        control, local, tcp = socket.socketpair(), socket.socketpair(), _tcp_pair()
         theirs = [each[1].detach() for each in (control, local, tcp)]
         numbers = [theirs[0], there[0], back[1], theirs[1], theirs[2], shared]
         try:
@@ -152,6 +159,10 @@ class Partner:
             self.ends = Ends(
                 control[0].detach(), back[0], there[1], local[0].detach(), tcp[0].detach(), os.dup(shared), size
             )
+        except OSError:
+            os.close(back[0])
+            os.close(there[1])
+            raise
         finally:
             for number in numbers:
                 os.close(number)
@@ -173,6 +184,7 @@ class Partner:
                     self.ends.send(how, size)
                 return time.perf_counter_ns() - began
             except (OSError, Ended) as error:
+                self.failed = True
                 raise RuntimeError(f"the other process does not answer ({error or 'it ended'})") from error
 
         return batch

@@ -38,12 +38,12 @@ class Check:
     @property
     def median(self) -> float | None:
         """Median of the absolute differences."""
-        return statistics.median(map(abs, self.differences)) if self.pairs else None
+        return statistics.median(map(abs, self.differences)) if self.differences else None
 
     @property
     def ninetieth(self) -> float | None:
         """90th percentile of the absolute differences."""
-        return percentile([abs(each) for each in self.differences], 0.9) if self.pairs else None
+        return percentile([abs(each) for each in self.differences], 0.9) if self.differences else None
 
 
 def check(
@@ -71,6 +71,7 @@ def check(
         each
         for each in timings
         if each.status in (Status.OK, Status.UNSTABLE)
+        and each.trimmed_ns
         and each.variant not in OVERHEADS
         and (each.runtime == runtime if runtime else each.runtime not in (TRANSFERS, COLLECTIVES))
     ]

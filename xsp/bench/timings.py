@@ -167,13 +167,13 @@ class Timings:
     def compact(self) -> int:
         """Merge the parts of this environment into one, and return how many parts there were.
 
-        Damaged parts stay where they are.
+        Parts that are damaged, or in which a row was changed, stay where they are.
 
         Raises:
             BenchError: the folder cannot be written.
         """
         parts = self._parts(self.environment.hash)
-        whole = [part for part in parts if self._rows(part) is not None]
+        whole = [part for part in parts if self._timings(part, self.environment.hash)[1]]
         if len(whole) > 1 and (rows := self._read(self.environment.hash)):
             self._write(self.environment, list(rows.values()))
             for part in whole:
@@ -236,7 +236,7 @@ class Timings:
         if found and not by_environment:
             raise BenchError(f"{path}: none of its {len(found)} timings is whole ({self.problems[-1]})")
         added = 0
-        for environment in descriptions.values():
+        for environment in {each.hash: each for each in descriptions.values()}.values():
             known = {each.key: each.taken_ns for each in self.all_of(environment.hash)}
             fresh = [each for each in by_environment[environment.hash] if each.taken_ns > known.get(each.key, -1)]
             if fresh:
@@ -256,18 +256,26 @@ class Timings:
         if parts and self._described(environment) is None:
             return found
         for part in parts:
-            for row in self._rows(part) or ():
-                try:
-                    timing = _timing(row)
-                    if timing.environment != environment:
-                        raise ValueError(f"it is of environment {timing.environment}")
-                except (ValueError, LookupError, TypeError, AttributeError) as error:
-                    self._problem(f"{part}: {row[2]} ({str(row[0])[:8]}): {error}")
-                    continue
+            for timing in self._timings(part, environment)[0]:
                 known = found.get(timing.key)
                 if known is None or known.taken_ns <= timing.taken_ns:
                     found[timing.key] = timing
         return found
+
+    def _timings(self, part: Path, environment: str) -> tuple[list[Timing], bool]:
+        """Return the valid timings of a part, and whether the part can be read and all its rows are valid."""
+        rows = self._rows(part)
+        found = []
+        for row in rows or ():
+            try:
+                timing = _timing(row)
+                if timing.environment != environment:
+                    raise ValueError(f"it is of environment {timing.environment}")
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                self._problem(f"{part}: {row[2]} ({str(row[0])[:8]}): {error}")
+                continue
+            found.append(timing)
+        return found, rows is not None and len(found) == len(rows)
 
     def _described(self, hash_: str) -> Environment | None:
         """Return the environment that the folder describes; None, and a problem, if its hash is not `hash_`."""

@@ -113,7 +113,7 @@ class _Reader:
         self.through: dict[str, int] = {}
         self.unknown: list[str] = []
         self.stated = self.folded = 0
-        self.fixed: set[str] = set(self.constants)
+        self.fixed: set[str] = set()
         self.held: list[str] = []
         self.read = {name for node in self.model.graph.node for name in (*node.input, *_read_inside(node))}
         self.read |= {each.name for each in self.model.graph.output}
@@ -332,7 +332,7 @@ def _idles(node: Any, versions: Mapping[str, int]) -> bool:
     """Return whether a node is a drop-out outside training, which passes its input on."""
     if node.op_type != "Dropout":
         return False
-    if versions.get("", 0) < 7:
+    if versions.get("", versions.get("ai.onnx", 0)) < 7:
         return any(each.name == "is_test" and each.i for each in node.attribute)
     return len(node.input) < 3 or not node.input[2]
 

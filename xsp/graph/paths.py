@@ -92,7 +92,7 @@ def _farthest(sources: np.ndarray, earlier: Sequence[Sequence[int]]) -> int:
     """Return the number of nodes on the longest of the shortest paths that begin at the given nodes."""
     import numpy as np
 
-    never = np.iinfo(np.int16).max // 2
+    never = np.iinfo(np.int16).max - 1  # above `MOST_NODES`, and one more still fits
     first, count = int(sources[0]), len(earlier)
     distance = np.full((count - first, len(sources)), never, dtype=np.int16)
     for number in range(first, count):

@@ -39,8 +39,6 @@ from xsp.version import __version__
 NO_CALLS = frozenset(["profiler", "prim", "rngprims"])
 """Vocabularies of the framework's internal annotations, which are not calls of the step."""
 
-TRAINING = ("training", "train")
-
 STATISTICS = frozenset(
     f"aten::{name}" for name in ("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 )
@@ -212,7 +210,7 @@ class Recorder(TorchDispatchMode):
             schema.overload_name,
             keys.UNIFORM if schema.name in keys.VALUE_DEPENDENT else "",
         )
-        kind = kind_of(func, namespace, reads, tensors, writes=bool(writes), made=len(made))
+        kind = kind_of(func, namespace, tensors, writes=bool(writes), made=len(made))
         if kind in (NodeKind.RANDOM, NodeKind.COMMUNICATION):
             self.flow.follow(number, kind)
         writing = (*writes.values(), *made)
@@ -373,9 +371,7 @@ class Recorder(TorchDispatchMode):
             self._outside(buffer, Role.BUFFER)
 
 
-def kind_of(
-    func: Any, namespace: str, reads: Iterable[int], tensors: list[Any], *, writes: bool, made: int
-) -> NodeKind:
+def kind_of(func: Any, namespace: str, tensors: list[Any], *, writes: bool, made: int) -> NodeKind:
     """Return the kind of an operator call, from its effects on storages."""
     if namespace in COMMUNICATES:
         return NodeKind.COMMUNICATION

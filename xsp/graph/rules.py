@@ -170,7 +170,7 @@ def _copy_of_copy(draft: Draft) -> Found | None:
             chain.append(at[0])
             at = draft.steps[at[0]].takes[0]
         first = draft.maker(at)
-        if first is None or not _copies(first) or first.op == "reshape":
+        if first is None or not _copies(first):
             continue
         storage = draft.storage(at)
         source = first.takes[0]

@@ -198,8 +198,11 @@ def _kind(path: Path) -> str:
     """Return the kind of a file, from its first bytes."""
     from xsp.importers import chakra
 
-    with path.open("rb") as file:
-        head = file.read(HEAD)
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+    except OSError as error:
+        raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
     if head[:2] == b"\x1f\x8b":
         with contextlib.suppress(OSError, EOFError), gzip.open(path) as packed:
             head = packed.read(HEAD)
