@@ -1,7 +1,7 @@
-"""Who can carry out a manifest: facts of an agent, the requirements that it does not meet, and the contract of one.
+"""Which agents can run a manifest: their facts, the requirements that they do not meet, and the contract of an agent.
 
-An agent is anything with a name, facts, and `submit`: a manifest goes in, the path of a result comes out, or an error
-with the reason. This process is one, a process of its own is another; on other machines there may be more.
+An agent is any object with a name, facts, and `submit`, which takes a manifest and returns the path of a result, or
+raises an error with the reason. This process is an agent, a subprocess is another; other machines may have more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xsp.errors import ManifestError
 from xsp.evaluate.manifest import Manifest
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many requests are, and how many there will be."""
+"""Callback with a description of the current work, the number of requests done, and their total."""
 
 FRAMEWORKS = {
     "pytorch": "torch",
@@ -37,7 +37,7 @@ FRAMEWORKS = {
     "timm": "timm",
     "torchvision": "torchvision",
 }
-"""Names of frameworks in manifests, and the package that each is."""
+"""Names of frameworks in manifests, and their packages."""
 
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "onnxruntime", "onnx", "numpy", "pillow")
 
@@ -45,16 +45,16 @@ DEAD_AFTER_S = 30.0
 
 
 class AgentLost(ManifestError):
-    """An agent died or went silent while it carried out a manifest; it takes no other."""
+    """An agent died or stopped responding while it ran a manifest; it accepts no further manifests."""
 
 
 class ProcessLost(ManifestError):
-    """The process in which an agent carried out a manifest was killed; the agent takes others."""
+    """The process in which an agent ran a manifest was killed; the agent accepts further manifests."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What an agent says of itself."""
+    """Properties of an agent, as the agent reports them."""
 
     name: str
     architecture: str
@@ -67,61 +67,61 @@ class Facts:
     packages: Mapping[str, str]
     labels: Mapping[str, str] = field(default_factory=dict)
     beat_s: float | None = None
-    """When it was last heard of, as `time.time` counts; None of one that lives in this process."""
+    """Time of its last sign of life, as `time.time` counts; None for an agent in this process."""
 
     trusts: bool = True
     """Whether it runs programs and sets variables that a manifest names, and reads files outside its folder."""
 
     @property
     def alive(self) -> bool:
-        """Whether it was heard of lately."""
+        """Whether its last sign of life is recent."""
         return self.beat_s is None or time.time() - self.beat_s < DEAD_AFTER_S
 
 
 class Agent(Protocol):
-    """What carries out manifests, one at a time."""
+    """Runs manifests, one at a time."""
 
     def facts(self) -> Facts:
-        """Return what it is, with the time of its last sign of life."""
+        """Return its facts, with the time of its last sign of life."""
         ...
 
     def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
-        """Carry out a manifest, and return the directory of the result.
+        """Run a manifest, and return the directory of the result.
 
         Args:
             manifest: what to evaluate.
-            folder: paths in the manifest start here.
-            options: what is not of the identity.
+            folder: base of relative paths in the manifest.
+            options: settings that are not part of the identity.
             progress: see `Progress`.
 
         Raises:
             AgentLost: the agent died meanwhile.
-            ProcessLost: the process that it had for this manifest was killed.
-            ManifestError: it cannot be carried out, with the reason. After each of the three no result was written.
+            ProcessLost: the agent's process for this manifest was killed.
+            ManifestError: it cannot be run, with the reason. After each of these errors there is no result.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked beside the manifest: it changes what is kept, not what is evaluated."""
+    """Settings besides the manifest: they affect what is stored, not what is evaluated."""
 
     store: Path = Path("evaluations")
     levels: str = ""
-    """Of the trace that is recorded in steps of their own, `M/L/G`; none if empty."""
+    """Levels of the trace that is recorded in separate steps, `M/L/G`; no trace if empty."""
 
     bound: bool = False
     trusted: bool = False
-    """Whether what the manifest names may run, and be read anywhere: never of one that came over a network."""
+    """Whether code that the manifest names may run, and files anywhere be read: never for a manifest from a network."""
 
 
 def here(name: str = "local", labels: Mapping[str, str] | None = None, devices: bool = True) -> Facts:
     """Return the facts of this process.
 
     Args:
-        name: of the agent.
-        labels: what nobody can look up: rack, interconnect.
-        devices: ask for GPUs too, which loads torch if it is installed.
+        name: name of the agent.
+        labels: properties that no program can look up: rack, interconnect.
+        devices: include GPUs, which imports torch if it is installed.
     """
     return Facts(
         name=name,
@@ -138,7 +138,7 @@ def here(name: str = "local", labels: Mapping[str, str] | None = None, devices: 
 
 
 def version_of(package: str) -> str | None:
-    """Return which version of a package is installed."""
+    """Return the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except (metadata.PackageNotFoundError, ValueError):
@@ -146,15 +146,15 @@ def version_of(package: str) -> str | None:
 
 
 def misses(manifest: Manifest, facts: Facts) -> list[str]:
-    """Return the requirements of a manifest that an agent does not meet, each as a sentence; none if it meets all."""
+    """Return the requirements of a manifest that an agent does not meet, each as a sentence; empty if it meets all."""
     refused = [] if facts.trusts else without_trust(manifest)
     return [*_of_hardware(manifest, facts), *_of_software(manifest, facts), *refused]
 
 
 def without_trust(manifest: Manifest) -> list[str]:
-    """Return why a manifest is not carried out by who does not trust its author, each reason as a sentence.
+    """Return the reasons, as sentences, not to run a manifest whose author is not trusted.
 
-    What it names could run a program, change how one runs, or read a file that is none of its own.
+    It could run a program, change how a program runs, or read a file outside its folder.
     """
     model, (kind, _, path) = manifest.model, manifest.dataset.source.partition(":")
     found = []
@@ -178,7 +178,7 @@ def _leads_out(path: str) -> bool:
 
 
 def matching(manifest: Manifest, agents: Sequence[Agent]) -> tuple[list[Agent], dict[str, list[str]]]:
-    """Return the agents that satisfy a manifest, and for each other one the reasons why it does not."""
+    """Return the agents that satisfy a manifest, and for each other agent the reasons why it does not."""
     fit, reasons = [], {}
     for agent in agents:
         facts = agent.facts()
@@ -258,12 +258,12 @@ def _range(package: str, asked: str, has: str) -> list[str]:
 
 
 def version_range(asked: str) -> SpecifierSet:
-    """Return a range of versions: as in packaging, a caret or tilde as in semantic versions, or one with all below it.
+    """Return a range of versions: a specifier of packaging, a caret or tilde range of semantic versions, or a prefix.
 
     `1.12` stands for 1.12 and 1.12.x; `^1.2` for 1.2 up to 2, `^0.1` for 0.1 up to 0.2; `~1.2` for 1.2.x.
 
     Raises:
-        InvalidSpecifier: it is none.
+        InvalidSpecifier: it is not a range of versions.
     """
     parts = []
     for each in filter(None, re.split(r"[,\s]+(?![\d.])", asked.strip())):

@@ -1,6 +1,6 @@
-"""What is kept beside the figures where it is asked for: a trace with what is advised about it, and a bound.
+"""Optional parts of a result besides the figures: a trace with advice on it, and a bound.
 
-They come after the requests, so that no latency is of a recorded request. What cannot be had is said; it fails nothing.
+They are made after the requests, so no latency includes recording. If one cannot be made, the result gets a note.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def make(
     place: Path, manifest: Manifest, folder: Path, predictor: Predictor, handle: Any, batch: Batch, options: Options,
     progress: Progress,
 ) -> list[str]:  # fmt: skip
-    """Write a trace, advice and a bound to the folder of a result, and return why one of them is not there.
+    """Write a trace, advice and a bound to the folder of a result, and return notes on parts that are missing.
 
     Args:
-        place: the folder.
-        manifest: of the result.
-        folder: its paths start here.
-        predictor: of the manifest.
+        place: folder of the result.
+        manifest: manifest of the result.
+        folder: base of relative paths in the manifest.
+        predictor: predictor of the manifest.
         handle: its open model.
-        batch: what the model is given.
-        options: whether a trace and a bound are asked for.
+        batch: input of the model.
+        options: whether a trace and a bound are requested.
         progress: see `Progress`.
     """
     notes = []
@@ -78,7 +78,7 @@ def _trace(
 
 
 def _advice(place: Path) -> list[str]:
-    """Write what a trace alone advises, best first."""
+    """Write the advice that follows from the trace alone, best first."""
     from xsp import advise
     from xsp.ingest.load import load
 
@@ -100,7 +100,7 @@ def _advice(place: Path) -> list[str]:
 
 
 def _bound(place: Path, manifest: Manifest, folder: Path, handle: Any, batch: Batch) -> list[str]:
-    """Write the bound of a batch, held against the trace if there is one, and return what is to be said of it."""
+    """Write the bound of a batch, compared with the trace if there is one, and return notes on it."""
     from xsp.bound import text
     from xsp.bound.ladder import Rung
 
@@ -131,6 +131,6 @@ def _bound_of(manifest: Manifest, folder: Path, handle: Any, batch: Batch, trace
         return sources.of(folder / source, threads=threads, trace=trace, batch=size)
     if source.endswith(".pt2"):
         return sources.of(folder / source, threads=threads, trace=trace)
-    # the module with what it is given, and not its name: shape, length and type are those that were served
+    # the module with its arguments, not its name: so shape, length and type are those of the requests
     args, kwargs = predictors.arguments(handle, batch)
     return sources.of(handle.module, *args, threads=threads, trace=trace, batch=size, kwargs=kwargs)

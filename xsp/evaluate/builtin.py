@@ -1,6 +1,6 @@
 """The built-in set: manifests of models that this machine can build from a seed, each under three loads.
 
-Sizes are those of a machine without an accelerator: small networks for images, and language models of two layers.
+The sizes suit a machine without an accelerator: small networks for images, and language models of two layers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SCENARIOS = {
 
 
 def manifests() -> Iterator[Manifest]:
-    """Yield the manifests, all loads of a model one after the other."""
+    """Yield the manifests, model by model, each with all its loads."""
     sources = [
         *((f"torchvision:{name}", "image-classification") for name in TORCHVISION),
         *((f"timm:{name}", "image-classification") for name in TIMM),

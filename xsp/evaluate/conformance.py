@@ -1,4 +1,4 @@
-"""What a predictor must do to be evaluated, as a function that tries it: for the tests of those who write one."""
+"""The contract of a predictor as a function that checks it, for the tests of predictor authors."""
 
 from __future__ import annotations
 

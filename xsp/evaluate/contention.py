@@ -1,9 +1,9 @@
-"""How long requests may have waited for a core, because the machine had other work: what another load explains.
+"""How long requests may have waited for a core because of other work: how much another load can explain.
 
-Linux says for how long some task of the machine was ready to run and had no core (`/proc/pressure/cpu`), and a guest
-for how long its host gave the processor to others (`steal` in `/proc/stat`). A request waits for that share of its time
-at most, so what it would have taken alone lies between its latency and that share less. Where nothing of the kind can
-be read, the load average by core stands for it.
+Linux reports how long a task was ready to run but had no core (`/proc/pressure/cpu`), and a guest reports how long its
+host gave the processor to others (`steal` in `/proc/stat`). A request waits for at most that share of its time, so its
+time on an idle machine lies between its latency and the latency less that share. If the kernel does not report the
+pressure, the load average per core is used instead.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 PRESSURE, STAT = Path("/proc/pressure/cpu"), Path("/proc/stat")
 
 MOST = 20.0
-"""Times that a request is taken to be slower at most: beyond it nothing can be told anyway."""
+"""Upper limit of the slowdown: beyond it no conclusion is possible anyway."""
 
 
 class Watch:
-    """Looks at the machine now, and again in the end."""
+    """Reads the machine's counters at the start, and again at the end."""
 
     def __init__(self, pressure: Path = PRESSURE, stat: Path = STAT) -> None:
         self._places = pressure, stat
         self._first = self._look()
 
     def found(self) -> dict[str, float | None]:
-        """Return what was noted since: plain data for `slowdown`, shares of time; None where it cannot be read."""
+        """Return what changed since the start, as input for `slowdown`: shares of time, None if unavailable."""
         then, now = self._first, self._look()
         seconds = now[0] - then[0]
         waited = stolen = None
@@ -49,11 +49,11 @@ class Watch:
 
 
 def slowdown(noted: Mapping[str, Any], cores: Any) -> float:
-    """Return how many times slower than alone the requests of a result were at most, at least 1.
+    """Return an upper bound, at least 1, of how many times slower than on an idle machine a result's requests were.
 
     Args:
-        noted: what a result has noted of its circumstances: see `Watch.found`, and `load`, the load average.
-        cores: that it could use.
+        noted: the recorded circumstances of a result: see `Watch.found`, and `load`, the load average.
+        cores: number of cores that were available.
     """
     waited, stolen, load = (_number(noted.get(name)) for name in ("waited_for_cores", "stolen", "load"))
     if waited is None:

@@ -1,6 +1,6 @@
-"""Samples: drawn from a seed with known statistics, or the images of a folder. Nothing is downloaded.
+"""Samples: generated from a seed with known statistics, or the images of a folder. Nothing is downloaded.
 
-Sample number i depends on the seed and on i alone, so that any part of a data set can be made anywhere.
+Sample number i depends only on the seed and on i, so any part of a data set can be generated anywhere.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 MOST_OF_A_FILE = 64 << 20
 
 QUALITY = 90
-"""Of synthetic images, which are JPEG: what cameras write."""
+"""JPEG quality of synthetic images, typical of cameras."""
 
 
 @dataclass(frozen=True)
 class Takes:
-    """One input of a model, of one sample."""
+    """One input of a model, for one sample."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     high: int | None = None
-    """Integers are below it; None where a sample's integers cannot be drawn, and `fixed` stands for all."""
+    """Exclusive upper bound of integers; None if a sample's integers cannot be drawn, and `fixed` is used for all."""
 
     fixed: Array | None = None
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A data set: `samples[i]` is bytes of a file, text, or arrays by the name of a model's input."""
+    """A data set: `samples[i]` is the bytes of a file, text, or arrays by input name."""
 
     count: int
     raw: bool
-    """Whether steps are needed before a model takes them."""
+    """Whether samples need steps before the model takes them."""
 
     make: Callable[[int], Any]
     checksum: str = ""
     """SHA-256 of the files of a folder."""
 
     labels: tuple[int, ...] = ()
-    """The class of each sample, where it is known."""
+    """The class of each sample, if known."""
 
     classes: tuple[str, ...] = ()
-    """Names of the classes that the labels are of."""
+    """Names of the classes."""
 
     def __len__(self) -> int:
         return self.count
@@ -67,13 +67,13 @@ def of(dataset: Dataset, takes: Mapping[str, Takes], folder: Path, anywhere: boo
     """Return the data set that a manifest names.
 
     Args:
-        dataset: its section.
-        takes: of the model, for samples that need no steps.
-        folder: paths start here.
-        anywhere: whether a path may lead out of it: not of a manifest that came over a network.
+        dataset: the manifest's section.
+        takes: inputs of the model, for samples that need no steps.
+        folder: base of relative paths.
+        anywhere: whether a path may lead out of the folder: not for a manifest from a network.
 
     Raises:
-        ManifestError: there is none such.
+        ManifestError: there is no such data set.
     """
     kind, _, path = dataset.source.partition(":")
     if kind == "folder":
@@ -95,16 +95,16 @@ def of(dataset: Dataset, takes: Mapping[str, Takes], folder: Path, anywhere: boo
 
 
 def image(dataset: Dataset, number: int) -> bytes:
-    """Return a JPEG file of smooth noise (its spectrum falls as that of photographs does), in colour.
+    """Return a JPEG file of smooth noise (with a spectrum that falls off like that of photographs), in colour.
 
-    Its channels have the mean and the standard deviation that the data set names, of values from 0 to 1, before they
-    are rounded and cut to that range.
+    Its channels have the data set's mean and standard deviation, as values from 0 to 1, before they are rounded and
+    clipped to that range.
     """
     return _jpeg(noise(dataset, number))
 
 
 def of_class(dataset: Dataset, kind: int, number: int) -> bytes:
-    """Return a JPEG file of noise of its own, blended half and half with noise that all images of its class have."""
+    """Return a JPEG file that is an equal blend of noise of its own and noise that all images of its class share."""
     return _jpeg(0.5 * noise(dataset, 1_000_000 + kind) + 0.5 * noise(dataset, number))
 
 
@@ -117,7 +117,7 @@ def _jpeg(pixels: Array) -> bytes:
 
 
 def noise(dataset: Dataset, number: int) -> Array:
-    """Return the pixels of such an image before it is a file: HWC, from 0 to 1."""
+    """Return the pixels of a noise image: HWC, from 0 to 1."""
     draw = np.random.default_rng([dataset.seed, number])
     height, width = dataset.height, dataset.width
     rows, columns = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
@@ -132,7 +132,7 @@ def noise(dataset: Dataset, number: int) -> Array:
 
 
 def text(seed: int, number: int) -> str:
-    """Return 16 to 128 words, of which few are frequent and many are rare."""
+    """Return 16 to 128 words with Zipf-distributed frequencies."""
     draw = np.random.default_rng([seed, number])
     return " ".join(f"w{word}" for word in draw.zipf(1.3, int(draw.integers(16, 129))) % 30_000)
 
@@ -182,10 +182,10 @@ def _folder(dataset: Dataset, path: str, folder: Path, anywhere: bool) -> Sample
 
 
 def _by_class(files: Sequence[Path], place: Path) -> dict[str, int]:
-    """Return the class of each folder, where each image lies in a folder of its class directly under the place.
+    """Return the class of each folder, if every image lies in a class folder directly under the place; else nothing.
 
-    Folders whose names are all whole numbers are those classes; else they are counted from 0 in the order of their
-    names, as `torchvision.datasets.ImageFolder` does. Of one folder, or of images elsewhere, no classes are known.
+    If all folder names are whole numbers, these are the classes; else classes are counted from 0 in the order of the
+    names, as `torchvision.datasets.ImageFolder` does. A single folder, or images elsewhere, define no classes.
     """
     if any(each.parent.parent != place for each in files):
         return {}
@@ -198,7 +198,7 @@ def _by_class(files: Sequence[Path], place: Path) -> dict[str, int]:
 
 
 def _in_turn(files: Sequence[Path]) -> list[Path]:
-    """Return the files, one of each folder after the other, so that the first few are of all classes."""
+    """Return the files in turn, one per folder, so that the first few cover all classes."""
     counts: dict[Path, int] = {}
     keys = {}
     for each in files:

@@ -1,6 +1,6 @@
-"""Manifests of others in the words of ours: those of MLModelScope, a model or a framework each, and DLSpec's five.
+"""Translation of other manifest formats to ours: those of MLModelScope (models, frameworks) and the five of DLSpec.
 
-Each function takes plain data and gives plain data. A field of the dialect that has no word here keeps its own.
+Each function takes and returns plain data. A field without a counterpart in our format keeps its name.
 Facts: the fields of both are listed in the papers (arXiv 1911.08031; OpML 2020) and in published manifests.
 """
 
@@ -28,7 +28,7 @@ _TASKS = {
 
 
 def told(content: Mapping[str, Any]) -> str:
-    """Return which dialect a document is in."""
+    """Return the dialect of a document."""
     if "scenario" in content or "format" in content:
         return OURS
     model = content.get("model")
@@ -60,14 +60,14 @@ def in_our_words(content: Content, kind: str) -> Content:
 
 
 def _mlmodelscope(content: Content) -> Content:
-    if "framework" not in content and "model" not in content:  # a framework
+    if "framework" not in content and "model" not in content:  # a manifest of a framework
         software = _moved(content, {})
         return {"model": {"name": content.get("name", "any")}, "software": software}
     return {"model": mlmodelscope_model(content)}
 
 
 def mlmodelscope_model(content: Content) -> Content:
-    """Return the model of a model manifest of MLModelScope."""
+    """Return the model section of an MLModelScope model manifest."""
     left = dict(content)
     made: Content = {}
     framework = left.pop("framework", None)
@@ -130,7 +130,7 @@ def _tensor(content: Any, side: str) -> Any:
 
 
 def _image_steps(parameters: Content) -> list[Content]:
-    """Return the steps that the parameters of an image stand for, in the order in which its agents do them."""
+    """Return the steps that an image's parameters stand for, in the order of MLModelScope's agents."""
     steps: list[Content] = [{"op": "decode", **_taken(parameters, "color_mode", "element_type")}]
     dimensions = parameters.get("dimensions")
     layout = str(parameters.pop("layout", "") or "")
@@ -238,7 +238,7 @@ _DLSPEC: dict[str, Callable[[Content], Content]] = {
 
 
 def _moved(content: Content, names: Mapping[str, str]) -> Content:
-    """Return a copy in which fields have our names; one that has both keeps the other beside it."""
+    """Return a copy with our field names; if a field is present under both names, both are kept."""
     made: Content = {}
     for name, value in content.items():
         new = names.get(name, name)

@@ -1,8 +1,8 @@
-"""Dispatches manifests to several agents at the same time: each once, and once more if its agent or process died.
+"""Runs manifests on several agents concurrently: each once, and once more if its agent or process died.
 
-An agent takes the next piece when it is free. A piece is done when its result has arrived here, and only this process
-writes results: a dead agent loses none, and none is stored twice. Evaluations that a server was asked for wait in
-`xsp.evaluate.web.queue`, which runs one at a time.
+A free agent takes the next piece. A piece is done when its result has arrived here, and only this process writes
+results: a dead agent loses none, and none is stored twice. Evaluations requested from a server wait in
+`xsp.evaluate.web.queue` instead, which runs one at a time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from xsp.evaluate.reading import Read
 
 @dataclass(eq=False)
 class Piece:
-    """A manifest that is to be carried out once."""
+    """A manifest to run once."""
 
     asked: Read
     fit: list[str]
     """Names of the agents that satisfy it."""
 
     of: str | None = None
-    """Name of the one agent that is to carry it out; any of those that fit if None."""
+    """Name of the one agent that has to run it; None for any of those that fit."""
 
     lost: list[str] = field(default_factory=list)
-    """Names of agents that died over it, or whose process for it was killed."""
+    """Names of agents that died while running it, or whose process for it was killed."""
 
     result: Path | None = None
     why: str = ""
@@ -40,12 +40,12 @@ class Piece:
 def pieces(
     asked: Sequence[Read], there: Sequence[Agent], each: bool
 ) -> tuple[list[Piece], dict[str, dict[str, list[str]]]]:
-    """Return the work, and by title of a manifest and name of an agent the reasons why it is not put to that one.
+    """Return the pieces, and by manifest title and agent name the reasons why an agent is not used.
 
     Args:
         asked: manifests.
         there: agents.
-        each: whether every agent that satisfies a manifest carries it out, or one of them.
+        each: whether every agent that satisfies a manifest runs it, or only one of them.
     """
     made, reasons = [], {}
     for read in asked:
@@ -62,17 +62,17 @@ def carry_out(
     work: Sequence[Piece], there: Sequence[Agent], options: Options, progress: Progress,
     ended: Callable[[Piece], object] = lambda piece: None,
 ) -> None:  # fmt: skip
-    """Carry out all pieces, each agent one at a time, and write into each its result or why there is none.
+    """Run all pieces, one at a time per agent, and set the result of each piece or the reason why there is none.
 
-    The piece of an agent that dies goes to another one that fits, once. If only the agent's process for it was killed,
-    any agent that fits takes it, once, and that agent goes on.
+    The piece of an agent that dies goes once to another agent that fits. If only the agent's process for it was killed,
+    any agent that fits takes it, once, and the first agent continues.
 
     Args:
-        work: of `pieces`.
+        work: pieces from `pieces`.
         there: the agents.
         options: see `Options`.
-        progress: called with how many pieces have ended.
-        ended: called with each piece when it has.
+        progress: called with the number of pieces that have ended.
+        ended: called with each piece that has ended.
     """
     state = _State([each for each in work if each.fit], progress, ended, len(work))
     threads = [threading.Thread(target=_serve, args=(agent, state, options), daemon=True) for agent in there]
@@ -83,7 +83,7 @@ def carry_out(
 
 
 class _State:
-    """What is to be done, and who is there."""
+    """The waiting pieces, and the agents that have died."""
 
     def __init__(
         self, waiting: list[Piece], progress: Progress, ended: Callable[[Piece], object], total: int
@@ -95,7 +95,7 @@ class _State:
         self._changed = threading.Condition()
 
     def take(self, name: str) -> Piece | None:
-        """Return the next piece of an agent; None if there will be none. Waits while a piece may come back."""
+        """Return the next piece for an agent; None if there will be none. Waits while a piece may be put back."""
         with self._changed:
             while self._open:
                 for number, piece in enumerate(self._waiting):
@@ -105,7 +105,7 @@ class _State:
             return None
 
     def end(self, piece: Piece) -> None:
-        """Count a piece that has its result, or will have none."""
+        """Count a piece that has a result, or that will not get one."""
         with self._changed:
             self._open -= 1
             self._done += 1
@@ -114,7 +114,7 @@ class _State:
             self._changed.notify_all()
 
     def again(self, name: str, piece: Piece, why: str) -> None:
-        """Put back the piece whose process was killed, once."""
+        """Put back, once, a piece whose process was killed."""
         with self._changed:
             piece.lost.append(name)
             if len(piece.lost) < 2:
@@ -125,7 +125,7 @@ class _State:
                 self.end(piece)
 
     def lose(self, name: str, piece: Piece) -> None:
-        """Put back the piece of an agent that died, once, and give the others what waited for that one alone."""
+        """Put back, once, the piece of an agent that died, and release the pieces that waited for that agent only."""
         with self._changed:
             self._dead.add(name)
             piece.lost.append(name)

@@ -1,4 +1,4 @@
-"""A predictor that is another program: it reads requests as lines of JSON and answers each with one.
+"""A predictor that is another program: it reads requests as lines of JSON and answers each with one line.
 
 ```
 {"open": {"manifest": {…}, "level": ""}}        → {"opened": true, "takes": {"x": {"shape": [3], "dtype": "float32"}}}
@@ -8,8 +8,8 @@ anything                                        → {"error": "why not"}
 ARRAY = {"shape": [1, 3], "dtype": "float32", "base64": "…"}     values in rows, little endian
 ```
 
-`took_ns` is optional: a simulator, or a board that has a clock of its own, says how long it took, and that counts.
-So an accelerator needs these three lines, and nothing of Python.
+`took_ns` is optional: a simulator, or a board with a clock of its own, reports its time, which then counts as the
+latency. An accelerator therefore needs only these three lines, and no Python.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from xsp.evaluate.pipeline import Array
 from xsp.evaluate.predictors import Answer, Batch
 
 PATIENCE_S = 120.0
-"""For one answer."""
+"""Seconds to wait for an answer."""
 
 MOST_OF_A_LINE = 256 << 20
 
@@ -54,10 +54,10 @@ class Open:
 
 
 class Command:
-    """Any program that speaks these lines."""
+    """The predictor for any program that speaks this protocol."""
 
     def open(self, manifest: Manifest, folder: Path, level: str) -> Open:
-        """Start the program and have it open the model."""
+        """Start the program and request that it opens the model."""
         program = Program(manifest.model.command, folder)
         try:
             said = program.ask({"open": {"manifest": manifest.plain(), "level": level}})
@@ -89,7 +89,7 @@ class Command:
             yield Answer(outputs, None if took is None else round(took))
 
     def close(self, handle: Open) -> None:
-        """Have the program close the model, and end it."""
+        """Request that the program closes the model, then end the program."""
         program, handle.program = handle.program, None
         if program is not None:
             try:
@@ -101,7 +101,7 @@ class Command:
 
 
 class Program:
-    """The process; its stderr is what says why it ended."""
+    """The subprocess; its stderr is discarded."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
         path = shutil.which(command[0]) or shutil.which(command[0], path=str(folder.resolve()))
@@ -117,10 +117,10 @@ class Program:
         self._read = bytearray()
 
     def ask(self, question: dict[str, Any], seconds: float = PATIENCE_S) -> dict[str, Any]:
-        """Return the answer to a question.
+        """Send a request and return the answer.
 
         Raises:
-            ManifestError: it said an error, something else, or nothing in time.
+            ManifestError: the program reported an error, answered anything else, ended, or did not answer in time.
         """
         assert self._process.stdin is not None
         try:
@@ -163,7 +163,7 @@ class Program:
         return "its pipes are closed"
 
     def end(self) -> None:
-        """End it."""
+        """Close its pipes, and kill it if it does not end."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -175,17 +175,17 @@ class Program:
 
 
 def encoded(value: Array) -> dict[str, Any]:
-    """Return an array as JSON holds it."""
+    """Return an array in its JSON form."""
     made = np.ascontiguousarray(value)
     data = made.astype(made.dtype.newbyteorder("<"), copy=False).tobytes()
     return {"shape": list(made.shape), "dtype": made.dtype.name, "base64": base64.b64encode(data).decode()}
 
 
 def decoded(value: Any) -> Array:
-    """Return the array that JSON holds.
+    """Return the array of a JSON form.
 
     Raises:
-        KeyError, TypeError, ValueError: it holds none.
+        KeyError, TypeError, ValueError: it does not describe an array.
     """
     dtype = np.dtype(_dtype(value["dtype"])).newbyteorder("<")
     data = base64.b64decode(value["base64"], validate=True)

@@ -1,4 +1,4 @@
-"""Accuracy of a model on samples whose classes are known: the share of them whose class is among its best 1 and 5."""
+"""Accuracy of a model on samples with known classes: the share of them whose class is among the best 1 and 5."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from xsp.evaluate.pipeline import Array
 from xsp.evaluate.quality import accuracy
 
 RANKED = ("argsort", "top_k")
-"""Steps after the model whose output is classes in order, the best first, and no scores."""
+"""Final steps whose output is a ranking of classes, best first, instead of scores."""
 
 Z = 1.959963984540054
-"""Of the normal distribution: 95 % lie within this many standard deviations."""
+"""Quantile of the normal distribution: 95 % of the values lie within this many standard deviations."""
 
 KS = 1, 5
 
 
 def of(manifest: Manifest, labels: Sequence[int], names: Sequence[str], answer: Callable[[int], Array]) -> Any:
-    """Return top-1 and top-5 as plain data: shares, their 95 % intervals, how many samples and classes; or an error.
+    """Return top-1 and top-5 as plain data: shares, their 95 % intervals, numbers of samples and classes; or an error.
 
     Args:
-        manifest: whose last step after the model says whether its output is scores or classes in order.
+        manifest: the manifest; its last output step determines whether the output is scores or ranked classes.
         labels: the class of each sample.
-        names: of the classes.
-        answer: returns the first output for a sample, without the batch's axis.
+        names: names of the classes.
+        answer: returns the first output for a sample, without the batch axis.
 
     Returns:
-        A mapping with `top1`, `top5` (None where there are no five classes to choose from), their `…_interval`,
-        `samples` and `classes`; with `error` alone where the outputs tell no class.
+        A mapping with `top1`, `top5` (None if there are fewer than five classes), their `…_interval`, `samples` and
+        `classes`; with `error` alone if the outputs determine no class.
     """
     steps = manifest.model.outputs[0].steps if manifest.model.outputs else []
     ranked = bool(steps) and steps[-1].op in RANKED
@@ -70,7 +70,7 @@ def interval(share: float, count: int) -> list[float]:
 
 
 def said(found: Mapping[str, Any] | None, k: int = 1) -> str:
-    """Return top-k in percent, or a dash where there is none."""
+    """Return top-k in percent, or a dash if there is none."""
     share = (found or {}).get(f"top{k}")
     return "-" if share is None else f"{100 * share:.1f}"
 

@@ -1,8 +1,8 @@
 """Manifests: what to evaluate, that is, a model, the software, the hardware, the data and the load.
 
-Fields that are not known are kept, are part of the identity, and are named (`unknown`). The identity is the hash of the
-canonical form: keys in order, what equals its default left out. So comments, order, spaces and defaults that were
-written out make no difference, and everything else does.
+Unknown fields are kept, are part of the identity, and are reported (`unknown`). The identity is the hash of the
+canonical form: sorted keys, without values that equal their defaults. So comments, order, spaces and explicit defaults
+make no difference, and everything else does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, str_strip_whitespace=True, allow_inf_nan=False)
 
     def unknown(self, place: str = "") -> Iterator[str]:
-        """Yield the fields that no version of the form has, with the fields that they stand in."""
+        """Yield the paths of fields that no version of the format has."""
         for name in self.model_extra or {}:
             yield f"{place}{name}"
         for name in type(self).model_fields:
@@ -52,7 +52,7 @@ class Part(BaseModel):
                     yield from each.unknown(f"{place}{where}.")
 
     def plain(self) -> dict[str, Any]:
-        """Return the canonical form: plain data without what equals its default, keys sorted, text in NFC."""
+        """Return the canonical form: plain data without values that equal their defaults, keys sorted, text in NFC."""
         content: dict[str, Any] = _sorted(self.model_dump(mode="json", exclude_defaults=True))
         return content
 
@@ -82,7 +82,7 @@ class Step(Part):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Its options."""
+        """Options of the operation."""
         return dict(self.model_extra or {})
 
 
@@ -342,7 +342,7 @@ class Manifest(Part):
 
     @property
     def title(self) -> str:
-        """Its name, or the model's with the scenario."""
+        """The manifest's name, or the model's name with the scenario."""
         return self.name or f"{self.model.name}-{self.scenario.kind}"
 
 

@@ -1,7 +1,7 @@
 """Agents on the machines of a Ray cluster: detached actors, found by their names.
 
-An actor carries out each manifest in a process of its own, as `transports.OwnProcess` does, and hands over the files of
-the result; who asked puts them in the store. So a result is there once, or not at all.
+An actor runs each manifest in a subprocess, as `transports.OwnProcess` does, and returns the files of the result; the
+requesting process puts them in the store. So a result is stored once, or not at all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from xsp.evaluate.manifest import Manifest
 NAMESPACE = "xsp-evaluate"
 
 PATIENCE_S = 10.0
-"""For a sign of life."""
+"""Seconds to wait for a sign of life."""
 
 
 class Actor:
-    """What lives on the other machine."""
+    """The actor on the other machine."""
 
     def __init__(self, name: str, labels: Mapping[str, str], folder: str, trusted: bool) -> None:
         self._agent = transports.OwnProcess(name, labels, "ray")
@@ -36,25 +36,25 @@ class Actor:
         self._cancelled: set[str] = set()
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, with the time."""
+        """Return the agent's facts, with the current time."""
         return {**results.plain(self._agent.facts()), "beat_s": time.time(), "trusts": self._trusted}
 
     def progress(self) -> tuple[str, int, int]:
-        """Return what is being done."""
+        """Return the current progress."""
         return self._said
 
     def cancel(self, name: str) -> None:
-        """Have the evaluation of a name end without a result, within a second."""
+        """Make the named evaluation end without a result, within a second."""
         self._cancelled.add(name)
 
     def evaluate(self, manifest: dict[str, Any], levels: str, bound: bool, name: str) -> dict[str, Any]:
-        """Carry out a manifest, and return the files of its result, or why there is none.
+        """Run a manifest, and return the files of its result, or the reason why there is none.
 
         Args:
             manifest: in its canonical form.
-            levels: of the trace to record, too; "" for none.
-            bound: whether to work out the bound, too.
-            name: of this evaluation, for `cancel`.
+            levels: levels of the trace to record as well; "" for none.
+            bound: whether to compute the bound as well.
+            name: name of this evaluation, for `cancel`.
         """
 
         def said(what: str, done: int, of: int) -> None:
@@ -78,13 +78,13 @@ class Actor:
 
 
 class OnRay:
-    """An agent of a cluster, as this process sees it."""
+    """An agent of a cluster, as seen from this process."""
 
     def __init__(self, handle: Any, facts: Facts) -> None:
         self._handle, self._facts = handle, facts
 
     def facts(self) -> Facts:
-        """Return what it said of itself, with the time of its last sign of life by the clock of this machine."""
+        """Return the facts that it reported, with the time of its last sign of life by this machine's clock."""
         if self._facts.beat_s is not None and time.time() - self._facts.beat_s > PATIENCE_S:
             try:
                 _ray().get(self._handle.progress.remote(), timeout=PATIENCE_S)
@@ -94,14 +94,14 @@ class OnRay:
         return self._facts
 
     def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
-        """Carry out a manifest there, and put its result into the store here.
+        """Run a manifest there, and put its result into the store here.
 
         Raises:
-            AgentLost: it died, or says nothing any more.
+            AgentLost: the agent died, or no longer responds.
             ProcessLost: its process for the manifest was killed.
-            ManifestError: it cannot carry it out, with the reason.
+            ManifestError: it cannot run the manifest, with the reason.
         """
-        del folder  # files of the manifest are looked for where the agent was started
+        del folder  # the manifest's files are looked up in the folder with which the agent was started
         ray = _ray()
         try:
             name = secrets.token_hex(8)
@@ -113,14 +113,14 @@ class OnRay:
                     silent_from = time.monotonic()
                 except ray.exceptions.GetTimeoutError:
                     if time.monotonic() - silent_from > agents.DEAD_AFTER_S:
-                        ray.kill(self._handle)  # it must not go on with what another one does now
+                        ray.kill(self._handle)  # it must not continue with a manifest that another agent takes over
                         raise
                     continue
                 try:
                     progress(*now)
                 except BaseException:
                     self._handle.cancel.remote(name)
-                    ray.wait([running], timeout=PATIENCE_S)  # so that the next evaluation there is not beside it
+                    ray.wait([running], timeout=PATIENCE_S)  # so that the next evaluation does not overlap
                     raise
             said = ray.get(running)
         except ray.exceptions.RayError as error:
@@ -144,7 +144,7 @@ def _stored(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path
 
 
 def connect(address: str) -> None:
-    """Connect to a cluster; a second time does nothing.
+    """Connect to a cluster; a second call does nothing.
 
     Raises:
         ManifestError: Ray is not installed, or there is no cluster.
@@ -161,16 +161,16 @@ def connect(address: str) -> None:
 
 
 def start(name: str, labels: Mapping[str, str], folder: Path, trusted: bool = False) -> Facts:
-    """Start an agent on this machine, which stays when this process ends, and return what it is.
+    """Start an agent on this machine, which outlives this process, and return its facts.
 
     Args:
-        name: no other agent of the cluster has it.
-        labels: what nobody can look up: rack, interconnect.
-        folder: files that manifests name are looked for there.
-        trusted: whether what manifests name may run.
+        name: a name that no other agent of the cluster has.
+        labels: properties that no program can look up: rack, interconnect.
+        folder: base of relative paths in manifests.
+        trusted: whether code that manifests name may run.
 
     Raises:
-        ManifestError: there is one of that name, or it did not start.
+        ManifestError: an agent of that name exists, or the agent did not start.
     """
     ray = _ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -196,7 +196,7 @@ def stop(name: str) -> None:
     """End an agent.
 
     Raises:
-        ManifestError: there is none of that name.
+        ManifestError: there is no agent of that name.
     """
     ray = _ray()
     try:
@@ -206,13 +206,13 @@ def stop(name: str) -> None:
 
 
 def found(names: Sequence[str] | None = None) -> tuple[list[OnRay], dict[str, str]]:
-    """Return the agents of the cluster, and by name why others of them do not answer.
+    """Return the agents of the cluster, and by name the reasons why others do not answer.
 
     Args:
-        names: those that are asked for; all if None.
+        names: names of the agents; all if None.
 
     Raises:
-        ManifestError: there is none of a name.
+        ManifestError: there is no agent of one of the names.
     """
     ray = _ray()
     known = sorted(

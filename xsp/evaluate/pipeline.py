@@ -1,7 +1,7 @@
-"""What is done to a sample before the model and to its output after it, one operation after the other.
+"""The steps applied to a sample before the model and to the model's output after it.
 
-Before: an image is bytes of a file, then an array of rows, columns and channels (HWC) until `layout` says otherwise.
-After: an output is one sample's array. Each operation has its own options; what is not one of them is refused.
+Before: an image is the bytes of a file, then an array of rows, columns and channels (HWC) unless `layout` changes it.
+After: an output is one sample's array. Each operation has its own options; unknown options are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xsp.evaluate.manifest import Function, Manifest, Step
 Array = npt.NDArray[Any]
 
 MOST_PIXELS = 64 << 20
-"""Of one image; more are refused before they are decoded."""
+"""Maximum number of pixels of an image; larger images are refused before they are decoded."""
 
 METHODS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 
@@ -29,10 +29,10 @@ def decode(data: bytes | Array, color_mode: str = "RGB", decoder: str = "pillow"
     """Return the pixels of an image, HWC.
 
     Args:
-        data: of a file; an array is taken as pixels in RGB.
+        data: bytes of a file; an array is taken as pixels in RGB.
         color_mode: RGB, BGR or gray.
         decoder: `pillow`; `pillow-half`, which decodes JPEG at half its size; `torchvision`.
-        element_type: of the pixels, whose values stay 0 to 255.
+        element_type: type of the pixels, whose values stay 0 to 255.
     """
     if isinstance(data, np.ndarray):
         image = data
@@ -46,7 +46,7 @@ def decode(data: bytes | Array, color_mode: str = "RGB", decoder: str = "pillow"
 
 
 def color(image: Array, to: str = "BGR") -> Array:
-    """Return an image in RGB with its channels in the order BGR, or as gray of one channel (ITU-R 601)."""
+    """Return an RGB image with its channels in the order BGR, or as gray with one channel (ITU-R 601)."""
     mode = to.upper()
     if mode in ("RGB", ""):
         return image
@@ -67,16 +67,16 @@ def resize(
     keep_aspect_ratio: bool = False,
     max_dimension: int | None = None,
 ) -> Array:
-    """Return an image of another size.
+    """Return an image resized.
 
     Args:
         image: HWC.
-        size: of the shorter side, or height and width.
+        size: size of the shorter side, or height and width.
         method: one of `METHODS`.
-        keep_aspect: of height and width: as large as fits in, without distortion.
-        antialias: average over what becomes one pixel; without it bilinear and nearest take the neighbours alone.
-        keep_aspect_ratio: the same as `keep_aspect`, as MLModelScope writes it.
-        max_dimension: of the longer side, instead of a size.
+        keep_aspect: with height and width, the largest size that fits in without distortion.
+        antialias: average over the source pixels of each pixel; without it, bilinear and nearest use neighbours only.
+        keep_aspect_ratio: MLModelScope's name of `keep_aspect`.
+        max_dimension: size of the longer side, instead of `size`.
     """
     if method not in METHODS:
         raise ManifestError(f"resize: there is no method {method!r}; there are {', '.join(METHODS)}")
@@ -104,12 +104,12 @@ def resize(
 
 
 def crop(image: Array, size: int | Sequence[int] | None = None, fraction: float | None = None) -> Array:
-    """Return the middle of an image.
+    """Return the centre of an image.
 
     Args:
         image: HWC.
-        size: of a square, or height and width.
-        fraction: of both sides, instead.
+        size: side of a square, or height and width.
+        fraction: share of both sides, instead of `size`.
     """
     if (size is None) == (fraction is None):
         raise ManifestError("crop: give size or fraction")
@@ -128,7 +128,7 @@ def crop(image: Array, size: int | Sequence[int] | None = None, fraction: float 
 def normalise(
     value: Array, mean: Any = 0.0, std: Any = 1.0, divide: float = 1.0, element_type: str = "float32"
 ) -> Array:
-    """Return (value / divide - mean) / std, by channel, the last axis of an image and the first of one in CHW."""
+    """Return (value / divide - mean) / std per channel, which is the last axis (HWC) or the first (CHW)."""
     made = value.astype(np.float64) / divide
     centre, spread = (np.asarray(each, np.float64).reshape(-1) for each in (mean, std))
     for each in (centre, spread):
@@ -150,7 +150,7 @@ def rescale(value: Array, factor: float = 1 / 255, offset: float = 0.0, element_
 
 
 def layout(value: Array, to: str = "CHW") -> Array:
-    """Return an image in HWC with its axes in another order; a leading N says nothing more."""
+    """Return an HWC image with its axes in another order; a leading N has no effect."""
     order = to.upper().removeprefix("N")
     if order == "HWC":
         return value
@@ -160,7 +160,7 @@ def layout(value: Array, to: str = "CHW") -> Array:
 
 
 def cast(value: Array, to: str = "float32") -> Array:
-    """Return the values as another type."""
+    """Return the values converted to another type."""
     return value.astype(to)
 
 
@@ -170,9 +170,9 @@ def reshape(value: Array, shape: Sequence[int] = (-1,)) -> Array:
 
 
 def tokenise(text: Any, vocabulary: int = 30_522, length: int = 128, method: str = "words") -> Array:
-    """Return numbers of words, by a hash that is the same everywhere, or of bytes; the rest is 0.
+    """Return token numbers of words, by a platform-independent hash, or of bytes, padded with 0.
 
-    A tokeniser of a real model is not here: nothing is downloaded. Numbers are below `vocabulary`.
+    No real model's tokeniser is included, as nothing is downloaded. Numbers are below `vocabulary`.
     """
     import zlib
 
@@ -192,7 +192,7 @@ def tokenise(text: Any, vocabulary: int = 30_522, length: int = 128, method: str
 
 
 def softmax(output: Array, axis: int = -1) -> Array:
-    """Return probabilities of scores, in float64."""
+    """Return the probabilities of scores, in float64."""
     made = np.exp(output.astype(np.float64) - output.max(axis=axis, keepdims=True))
     return np.asarray(made / made.sum(axis=axis, keepdims=True))
 
@@ -200,7 +200,7 @@ def softmax(output: Array, axis: int = -1) -> Array:
 def argsort(
     output: Array, k: int = 5, features_url: str = "", features_checksum: str = "", labels_url: str = ""
 ) -> Array:
-    """Return the places of the k largest values of the last axis, the largest first, of equal ones the first.
+    """Return the indices of the k largest values of the last axis, largest first; of equal values, lower index first.
 
     Names of classes (`features_url`) are not fetched.
     """
@@ -232,21 +232,21 @@ AFTER: dict[str, Callable[..., Array]] = {
 
 
 def before(steps: Sequence[Step]) -> Callable[[Any], Any]:
-    """Return the function that does all steps before the model to one sample.
+    """Return the function that applies all steps before the model to one sample.
 
     Raises:
-        ManifestError: a step or an option of one is not known.
+        ManifestError: a step or one of its options is unknown.
     """
     return _chain([_bound(each, BEFORE, "before") for each in steps])
 
 
 def after(steps: Sequence[Step]) -> Callable[[Any], Any]:
-    """Return the function that does all steps after the model to one sample's output."""
+    """Return the function that applies all steps after the model to one sample's output."""
     return _chain([_bound(each, AFTER, "after") for each in steps])
 
 
 def wrong(manifest: Manifest) -> list[str]:
-    """Return why the model of a manifest, or what is before and after it, cannot be run by anybody; none if it can."""
+    """Return the reasons why no agent can run a manifest's model or its steps; empty if there are none."""
     model = manifest.model
     found = []
     if not model.source and not model.command:
@@ -280,11 +280,11 @@ def _names_function(text: str) -> bool:
 
 
 def canonical(manifest: Manifest, spelled_out: bool = False) -> Manifest:
-    """Return a manifest whose steps are written in one way: operations and options by one name, no defaults.
+    """Return a manifest whose steps have a canonical form: one name per operation and option, no defaults.
 
     Args:
-        manifest: steps and options of it that nobody knows stay as they are.
-        spelled_out: with all options instead, defaults as well.
+        manifest: its unknown steps and options stay unchanged.
+        spelled_out: include all options instead, defaults as well.
     """
     model = manifest.model
     sides = {"inputs": (model.inputs, BEFORE), "outputs": (model.outputs, AFTER)}
@@ -311,7 +311,7 @@ def _spelled(step: Step, known: dict[str, Callable[..., Array]], spelled_out: bo
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Return whether a value is a default, of the same type: 1 is not true."""
+    """Return whether a value equals a default and has its type: 1 does not equal true."""
     return default is not None and type(value) is type(default) and bool(value == default)
 
 
@@ -395,7 +395,7 @@ def _by_pillow_resized(image: Array, target: tuple[int, int], method: str) -> Ar
 
 
 def _neighbours(image: Array, target: tuple[int, int], method: str) -> Array:
-    """Resize by the neighbours of each pixel's centre alone, whatever is skipped."""
+    """Resize from the direct neighbours of each target pixel's centre only, ignoring all other pixels."""
     places = []
     for axis in (0, 1):
         at = (np.arange(target[axis]) + 0.5) * image.shape[axis] / target[axis] - 0.5

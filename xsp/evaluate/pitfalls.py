@@ -1,9 +1,9 @@
-"""What small differences before the model cost: the pitfalls of MLModelScope's story, on images from a seed.
+"""The cost of small differences before the model: the pitfalls of the MLModelScope paper, on images from a seed.
 
-Images are of classes: each is noise of its own blended with noise of its class. A model with weights from a seed gives
-features; a linear readout is fitted to them once, by least squares, under the right pipeline, so that there is
-an accuracy without anything downloaded. Then the other half of the images goes through pipelines with one difference
-each. That the readout was never trained through the model makes it no less a reader of what the model sees.
+Images belong to classes: each is noise of its own blended with noise of its class. A model with weights from a seed
+computes features; a linear readout is fitted to them once, by least squares, under the right pipeline, which gives an
+accuracy without any download. The other half of the images goes through pipelines with one difference each. Although
+the readout was never trained through the model, it does measure what the model sees.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from xsp.evaluate.quality import divergence
 from xsp.evaluate.quality.judging import constant
 
 CLASSES, TRAINING, TESTING = 8, 12, 6
-"""Classes, and images of each on both sides."""
+"""Number of classes, and of training and test images per class."""
 
 SIDE = 112
 RIDGE = 1e-3
@@ -32,7 +32,7 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 def _steps(**changes: Any) -> list[Any]:
-    """Return the right pipeline with some steps exchanged; None leaves one out, a list stands for several."""
+    """Return the right pipeline with some steps replaced; None removes a step, a list stands for several."""
     right: dict[str, Any] = {
         "decode": "decode",
         "resize": {"resize": {"size": SIDE * 256 // 224}},
@@ -74,37 +74,37 @@ PITFALLS: Mapping[str, tuple[str, list[Any]]] = {
     ),
     "HWC read as CHW": ("layout", _steps(layout={"reshape": {"shape": [3, SIDE, SIDE]}})),
 }
-"""By name: which subject it is of, and the steps."""
+"""Subject and steps by name."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one difference does."""
+    """The effect of one difference."""
 
     name: str
     subject: str
     accuracy: float
-    """Share of images whose class is told."""
+    """Share of images that are classified correctly."""
 
     agreement: float
-    """Share whose answer is that of the right pipeline."""
+    """Share of images with the same answer as under the right pipeline."""
 
     apart: float
-    """Norm of the difference of the features over that of the right ones."""
+    """Norm of the difference of the features from the right ones, over the norm of the right ones."""
 
     js: float | None
-    """Jensen-Shannon divergence of the classes' probabilities, in natural logarithms; None if it cannot be had."""
+    """Jensen-Shannon divergence of the class probabilities, in natural logarithms; None if undefined."""
 
 
 def rows(
     source: str = "torchvision:squeezenet1_1", seed: int = 0, names: Sequence[str] = (), data: Path | None = None
 ) -> list[Row]:
-    """Return what each difference does to the answers of a model.
+    """Return the effect of each difference on the answers of a model.
 
     Args:
-        source: of images, with weights from the seed.
-        seed: of weights and images.
-        names: of `PITFALLS`; all if none are given. The right pipeline comes first in any case.
+        source: a model of images, with weights from the seed.
+        seed: seed of weights and images.
+        names: names in `PITFALLS`; all if empty. The right pipeline always comes first.
         data: a folder of images by class, every third of which is left for testing; images from the seed if None.
 
     Raises:
@@ -149,7 +149,7 @@ def rows(
 
 
 def images(seed: int, numbers: Sequence[int]) -> tuple[list[bytes], Array]:
-    """Return JPEG files of each class, so many of each, and their classes."""
+    """Return JPEG files, one per class and number, and their classes."""
     whole = reading.of_plain({"model": {"name": "x"}, "dataset": {"seed": seed, "height": 160, "width": 200}})
     dataset = whole.manifest.dataset
     files, classes = [], []
@@ -161,11 +161,11 @@ def images(seed: int, numbers: Sequence[int]) -> tuple[list[bytes], Array]:
 
 
 MOST_IMAGES = 3_000
-"""Of a folder; of larger ones so many, of each class as many as of the others."""
+"""Maximum number of images used of a folder, the same number per class."""
 
 
 def _of_folder(data: Path) -> tuple[list[bytes], Array, list[bytes], Array]:
-    """Return images and classes to fit the readout to, and those to test it with: every third of each class."""
+    """Return the images and classes for the fit, and those for the test: every third image of each class."""
     plain = {"model": {"name": "x"}, "dataset": {"source": f"folder:{data.resolve()}", "samples": MOST_IMAGES}}
     dataset = reading.of_plain(plain).manifest.dataset
     found = datasets.of(dataset, {}, Path(), anywhere=True)
@@ -201,7 +201,7 @@ def _parsed(steps: Sequence[Any]) -> list[Any]:
 
 
 def _readout(features: Array, classes: Array) -> Any:
-    """Return the function from features to scores of classes that fits them best: ridge regression, standardised."""
+    """Return the best function from features to class scores: ridge regression on standardised features."""
     centre, spread = features.mean(axis=0), features.std(axis=0) + 1e-9
     x = (features - centre) / spread
     count = int(classes.max()) + 1

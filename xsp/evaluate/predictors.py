@@ -1,6 +1,6 @@
-"""What runs a model: three calls, open, predict and close, and the predictors for PyTorch and ONNX Runtime.
+"""Predictors run a model by three calls, open, predict and close; here are those for PyTorch and ONNX Runtime.
 
-Whoever holds these three calls can be evaluated; `xsp.evaluate.conformance` tries whether an object does.
+Any object with these three calls can be evaluated; `xsp.evaluate.conformance` checks whether an object satisfies them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
 
 Batch = Mapping[str, Array]
-"""Arrays by the name of an input, samples along the first axis."""
+"""Arrays by input name, samples along the first axis."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says to a batch."""
+    """A model's answer to a batch."""
 
     outputs: tuple[Array, ...]
     took_ns: int | None = None
-    """Of a simulator: what it says that it took; None where the clock tells."""
+    """Time reported by a simulator; None if the clock counts."""
 
 
 class Handle(Protocol):
@@ -47,12 +47,12 @@ class Predictor(Protocol):
     """The contract."""
 
     def open(self, manifest: Manifest, folder: Path, level: str) -> Any:
-        """Return a handle of a model that is ready to predict; the scenario is in the manifest, to prepare for.
+        """Return the handle of a model that is ready to predict; it may prepare for the manifest's scenario.
 
         Args:
-            manifest: what to open.
-            folder: paths in it start here.
-            level: of the trace that will be recorded around predictions, or empty.
+            manifest: the model to open.
+            folder: base of relative paths in the manifest.
+            level: level of the trace that will be recorded around predictions, or empty.
 
         Raises:
             ManifestError: it cannot be opened, with the reason.
@@ -64,7 +64,7 @@ class Predictor(Protocol):
         ...
 
     def close(self, handle: Any) -> None:
-        """Free what the handle holds; a second time does nothing."""
+        """Release the handle's resources; a second call does nothing."""
         ...
 
 
@@ -72,11 +72,11 @@ def of(manifest: Manifest, trusted: bool) -> Predictor:
     """Return the predictor of a manifest.
 
     Args:
-        manifest: any.
-        trusted: whether code that it names may run: files of Python, and commands.
+        manifest: any manifest.
+        trusted: whether code that it names may run: Python files, and commands.
 
     Raises:
-        ManifestError: there is none, or it would run code.
+        ManifestError: there is no predictor for it, or it would run untrusted code.
     """
     source = manifest.model.source
     if manifest.model.command or source.partition(":")[0].endswith(".py"):
@@ -94,25 +94,25 @@ def of(manifest: Manifest, trusted: bool) -> Predictor:
 
 @dataclass
 class Module:
-    """A model of PyTorch."""
+    """A PyTorch model."""
 
     takes: Mapping[str, Takes]
     module: Any
     positional: int
     listed: bool
-    """Whether its one argument is a list of samples, as detectors take it."""
+    """Whether its one argument is a list of samples, as for detectors."""
 
     dtype: Any
     device: str
     notes: tuple[str, ...] = ()
-    """What is to be said of it in a result."""
+    """Notes on the model for the result."""
 
 
 class Torch:
-    """Models by name with weights from a seed, functions of files, and programs of torch.export."""
+    """Predictor for models by name with weights from a seed, functions in files, and torch.export programs."""
 
     def open(self, manifest: Manifest, folder: Path, level: str) -> Module:
-        """Build or load the model, on a GPU if the manifest asks for one."""
+        """Build or load the model, on a GPU if the manifest requires one."""
         del level
         try:
             import torch
@@ -130,7 +130,7 @@ class Torch:
             module, args, kwargs = _exported(torch, manifest, folder)
         else:
             module, args, kwargs = _built(manifest, folder, device)
-            if not model.source.partition(":")[0].endswith(".py"):  # whose weights are its own
+            if not model.source.partition(":")[0].endswith(".py"):  # a file's model has its own weights
                 drawn = draw_zero_weights(torch, module, model.seed)
         listed = len(args) == 1 and isinstance(args[0], list)
         given = {str(place): each for place, each in enumerate(args[0] if listed else args)}
@@ -148,7 +148,7 @@ class Torch:
         return Module(takes, module.to(device), len(given), listed, dtype, device, tuple(notes))
 
     def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:
-        """Yield the floating-point and other tensors of each answer, in their order."""
+        """Yield the tensors of each answer, in their order."""
         import torch
 
         with torch.inference_mode():
@@ -158,12 +158,12 @@ class Torch:
                 yield Answer(tuple(_array(torch, each) for each in _leaves(torch, made)))
 
     def close(self, handle: Module) -> None:
-        """Let the model go."""
+        """Release the model."""
         handle.module = None
 
 
 def arguments(handle: Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a batch as the module takes it."""
+    """Return a batch as the module's arguments."""
     import torch
 
     tensors = {}
@@ -215,7 +215,7 @@ def _shared(
         built = found.built
         if dtype is torch.float32:
             built = models.placed(source, built, settings)
-        elif built.tries is not None:  # which of its inputs it takes is tried with numbers of float32
+        elif built.tries is not None:  # which of its inputs it takes is tested with float32 inputs
             raise ManifestError(f"model.share: {source} is shared with precision float32 alone; omit share")
     except ModelError as error:
         raise ManifestError(f"model.source: {error}") from error
@@ -225,14 +225,14 @@ def _shared(
 def draw_zero_weights(torch: Any, module: Any, seed: int) -> list[str]:
     """Draw the weights of linear and convolutional layers that are zero throughout, and return the layers' names.
 
-    Vision transformers and MLP mixers initialise their last layer to zero, so without training the outputs are constant
-    and equal whatever is computed before. Values are normal with a standard deviation of 1 / sqrt(inputs of
-    an output), from a generator of the layer's own: they depend on the seed and the name alone.
+    Vision transformers and MLP mixers initialise their last layer to zero, so without training their outputs are
+    constant, whatever is computed before. The drawn values are normal with a standard deviation of
+    1 / sqrt(inputs per output), from a generator per layer: they depend only on the seed and the layer's name.
 
     Args:
         torch: the library.
         module: on the CPU.
-        seed: of the weights.
+        seed: seed of the weights.
     """
     kinds = torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d
     drawn = []
@@ -256,16 +256,16 @@ def _exported(torch: Any, manifest: Manifest, folder: Path) -> tuple[Any, tuple[
         program = torch.export.load(path)
         args, kwargs = program.example_inputs or ((), {})
         return program.module(), tuple(args), dict(kwargs)
-    except Exception as error:  # whatever a damaged file makes of it
+    except Exception as error:  # a damaged file can raise any error
         said = (str(error).splitlines() or [""])[0]
         raise ManifestError(f"model.source: {path.name} is no program of torch.export that loads ({said})") from error
 
 
 def checked(manifest: Manifest, folder: Path) -> Path:
-    """Return the path of the file that is the model, whose checksum is that of the manifest if it has one.
+    """Return the path of the model file, after comparing its checksum with the manifest's if there is one.
 
     Raises:
-        ManifestError: there is no such file, or it is another one.
+        ManifestError: there is no such file, or its checksum differs.
     """
     source = manifest.model.source
     path = folder / source
@@ -280,7 +280,7 @@ def checked(manifest: Manifest, folder: Path) -> Path:
 
 
 def checksum(path: Path, like: str = "sha256:") -> str:
-    """Return the checksum of a file, by the algorithm and in the form of another one."""
+    """Return the checksum of a file, by the algorithm and in the form of `like`."""
     named, colon, value = like.lower().partition(":")
     algorithm = named if colon else {32: "md5", 40: "sha1", 64: "sha256"}.get(len(like), "")
     if algorithm not in ("md5", "sha1", "sha256") or (colon and not value and named != "sha256"):
@@ -305,7 +305,7 @@ def _takes(torch: Any, value: Any, name: str, words: int | None) -> Takes:
 
 
 def _leaves(torch: Any, value: Any) -> Iterator[Any]:
-    """Yield the tensors of an output in their order, of a mapping in that of its keys."""
+    """Yield the tensors of an output in their order; those of a mapping in the order of its keys."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -333,10 +333,10 @@ class Session:
 
 
 class Onnx:
-    """ONNX files, by ONNX Runtime."""
+    """Predictor for ONNX files, by ONNX Runtime."""
 
     def open(self, manifest: Manifest, folder: Path, level: str) -> Session:
-        """Load the file; sizes that it leaves open are those of the manifest's inputs."""
+        """Load the file; dynamic sizes are those of the manifest's inputs, or 1."""
         del level
         path = checked(manifest, folder)
         try:
@@ -370,7 +370,7 @@ class Onnx:
             yield Answer(tuple(np.asarray(each) for each in made))
 
     def close(self, handle: Session) -> None:
-        """Let the session go."""
+        """Release the session."""
         handle.session = None
 
 
@@ -378,7 +378,7 @@ class Onnx:
 
 
 def threads_now() -> int | None:
-    """Return how many threads PyTorch uses; None without it."""
+    """Return the number of threads that PyTorch uses; None without PyTorch."""
     try:
         import torch
     except ImportError:
@@ -388,7 +388,7 @@ def threads_now() -> int | None:
 
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Have PyTorch use so many threads in the block."""
+    """Set the number of PyTorch's threads within the block."""
     try:
         import torch
     except ImportError:

@@ -1,4 +1,4 @@
-"""Manifests from files: read, put into our words, checked, with file, line and field of what is wrong."""
+"""Manifests from files: parsed, translated to our format, and validated; errors name file, line and field."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Read:
     manifest: Manifest
     dialect: str
     folder: Path
-    """Paths in the manifest start here."""
+    """Base of relative paths in the manifest."""
 
     notes: tuple[str, ...] = ()
-    """Fields that are kept and not understood."""
+    """Notes on fields that are kept but not understood."""
 
 
 def read(path: Path) -> Read:
-    """Read a manifest of any dialect; a section may be the name of a file beside it that holds it.
+    """Read a manifest of any dialect; a section may be the name of a file beside it that contains the section.
 
     Raises:
-        ManifestError: it cannot be read, or is none.
+        ManifestError: it cannot be read, or is not a manifest.
     """
     text = _text(path)
     content = text.content
@@ -58,16 +58,16 @@ def read(path: Path) -> Read:
 def of_plain(
     content: Any, folder: Path = Path(), text: yamltext.Text | None = None, dialect: str = dialects.OURS
 ) -> Read:
-    """Check plain data as a manifest.
+    """Validate plain data as a manifest.
 
     Args:
-        content: in our words.
-        folder: where its paths start.
-        text: where it was read, for messages.
-        dialect: that it was in.
+        content: the manifest in our format.
+        folder: base of its relative paths.
+        text: the document from which it was read, for messages.
+        dialect: its original dialect.
 
     Raises:
-        ManifestError: it is none.
+        ManifestError: it is not a manifest.
     """
     try:
         found = Manifest.model_validate(content)
@@ -80,7 +80,7 @@ def of_plain(
 
 
 def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
-    """Return what a file holds that stands for a section; it lies under the folder of the manifest."""
+    """Return the content of a file that stands for a section; the file must lie under the manifest's folder."""
     folder = path.parent.resolve()
     file = (folder / value).resolve()
     if not file.is_relative_to(folder):
@@ -123,7 +123,7 @@ def _said(error: ValidationError, text: yamltext.Text | None) -> str:
 
 
 def _is_of_union(part: str | int) -> bool:
-    """Return whether a part of a place is the name of a type, by which pydantic tells the branches of a union."""
+    """Return whether a part of an error's location is the type name by which pydantic marks the branch of a union."""
     return isinstance(part, str) and part in ("Function", "str", "dict[str,any]", "dict[str,Any]")
 
 

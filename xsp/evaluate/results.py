@@ -6,13 +6,13 @@ STORE/4f1c2a9b03de-0001/
   result.json          identity, agent, environment, figures of each batch size, digest of the outputs
   evaluation.parquet   the same as one row for each batch size
   requests.parquet     a row for each request: batch, due, issued, start, end, in nanoseconds
-  outputs.npz          what the model said to the first samples
-  run/                 the trace, if one was asked for: a run directory
-  advice.json          what the trace advises, best first
-  bound.json           the bound, if one was asked for
+  outputs.npz          outputs of the model for the first samples
+  run/                 the trace, if requested: a run directory
+  advice.json          advice from the trace, best first
+  bound.json           the bound, if requested
 ```
 
-A directory is written beside its place and renamed, so one that is there is whole.
+A directory is written under a temporary name and renamed, so a directory with a result's name is complete.
 """
 
 from __future__ import annotations
@@ -54,40 +54,40 @@ MOST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Result:
-    """A result that is there."""
+    """A stored result."""
 
     path: Path
     content: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """Of its directory, which names it."""
+        """Name of its directory, which identifies it."""
         return self.path.name
 
     @property
     def identity(self) -> str:
-        """Of its manifest."""
+        """Identity of its manifest."""
         return str(self.content["identity"])
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """As plain data."""
+        """Its manifest as plain data."""
         found: Mapping[str, Any] = self.content["manifest"]
         return found
 
     @property
     def parts(self) -> list[Mapping[str, Any]]:
-        """Figures, one for each batch size."""
+        """Figures, one mapping per batch size."""
         return list(self.content["parts"])
 
     @property
     def accuracy(self) -> Mapping[str, Any] | None:
-        """Top-1 and top-5 as `xsp.evaluate.labelled.of` returns them; None of samples without classes."""
+        """Top-1 and top-5 as `xsp.evaluate.labelled.of` returns them; None for samples without classes."""
         found: Mapping[str, Any] | None = self.content.get("accuracy")
         return found
 
     def requests(self, batch: int | None = None) -> Requests:
-        """Return the requests of a batch size, of the first one if none is named."""
+        """Return the requests of a batch size; None for the first one."""
         asked = self.parts[0]["batch"] if batch is None else batch
         part = next(each for each in self.parts if each["batch"] == asked)
         con = table.connect()
@@ -108,7 +108,7 @@ class Result:
         )  # fmt: skip
 
     def outputs(self) -> dict[str, Array]:
-        """Return the arrays that were kept of what the model said; none if there are none."""
+        """Return the stored outputs of the model; empty if there are none."""
         place = self.path / OUTPUTS
         if not place.is_file():
             return {}
@@ -117,7 +117,7 @@ class Result:
 
 
 def digest(outputs: Mapping[str, Array]) -> str:
-    """Return the SHA-256 of arrays: equal if and only if names, types, shapes and bits are."""
+    """Return the SHA-256 of arrays: equal if and only if names, types, shapes and bits are equal."""
     made = hashlib.sha256()
     for name in sorted(outputs):
         value = np.ascontiguousarray(outputs[name])
@@ -128,13 +128,13 @@ def digest(outputs: Mapping[str, Array]) -> str:
 
 @contextlib.contextmanager
 def written(store: Path, identity: str) -> Iterator[tuple[Path, list[Path]]]:
-    """Give a folder to write a result to, which is put in its place in the end; after an error nothing is left.
+    """Yield a folder for the files of a result, and publish it at the end; after an error nothing is left.
 
     Yields:
-        The folder, and a list that holds the path of the result once the block has ended.
+        The folder, and a list that contains the path of the result once the block has ended.
 
     Raises:
-        ManifestError: the disk refuses.
+        ManifestError: the folder cannot be written.
     """
     done: list[Path] = []
     with staging(store, identity) as beside:
@@ -144,10 +144,10 @@ def written(store: Path, identity: str) -> Iterator[tuple[Path, list[Path]]]:
 
 @contextlib.contextmanager
 def staging(store: Path, identity: str) -> Iterator[Path]:
-    """Give a folder beside the results; what `publish` did not take is removed in the end.
+    """Yield a folder beside the results; it is removed at the end unless `publish` has renamed it.
 
     Raises:
-        ManifestError: the disk refuses.
+        ManifestError: the folder cannot be created.
     """
     try:
         store.mkdir(parents=True, exist_ok=True)
@@ -164,10 +164,10 @@ def staging(store: Path, identity: str) -> Iterator[Path]:
 def publish(store: Path, identity: str, beside: Path) -> Path:
     """Rename a complete folder to the next free name of its identity, and return its path.
 
-    Another process may take that name meanwhile; then the one after it is tried.
+    If another process takes that name meanwhile, the next name is tried.
 
     Raises:
-        ManifestError: the disk refuses.
+        ManifestError: the folder cannot be renamed.
     """
     taken = [int(each.name[DIGITS + 1 :]) for each in store.glob(f"{identity[:DIGITS]}-*") if NAME.fullmatch(each.name)]
     number = max(taken, default=0)
@@ -186,7 +186,7 @@ def publish(store: Path, identity: str, beside: Path) -> Path:
 
 
 def write(folder: Path, manifest: Manifest, content: Mapping[str, Any], parts: Mapping[int, Requests]) -> None:
-    """Write everything but outputs, trace and bound into the folder of a result."""
+    """Write everything except outputs, trace and bound into the folder of a result."""
     (folder / MANIFEST).write_text(yamltext.write(manifest.plain()), encoding="utf-8")
     whole = {"format": FORMAT, "identity": manifest.identity, "manifest": manifest.plain(), **content}
     (folder / RESULT).write_text(json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
@@ -237,7 +237,7 @@ def read(path: Path) -> Result:
     """Read a result.
 
     Raises:
-        ManifestError: there is none, or it is damaged.
+        ManifestError: there is no result, or it is damaged.
     """
     file = path / RESULT
     if not file.is_file():
@@ -256,10 +256,10 @@ def read(path: Path) -> Result:
 
 
 def named(name: str, store: Path) -> Result:
-    """Return a result by its path, its name, or the begin of its manifest's identity, of which the newest is meant.
+    """Return a result by its path, its name, or the first digits of its manifest's identity, then the newest one.
 
     Raises:
-        ManifestError: there is none.
+        ManifestError: there is no such result.
     """
     if (Path(name) / RESULT).is_file():
         return read(Path(name))
@@ -272,7 +272,7 @@ def named(name: str, store: Path) -> Result:
 
 
 def every(store: Path) -> tuple[list[Result], list[str]]:
-    """Return all results of a store, oldest first, and what is damaged."""
+    """Return all results of a store, oldest first, and messages on damaged ones."""
     found, wrong = [], []
     for each in _places(store):
         try:

@@ -1,7 +1,7 @@
-"""Carry out a manifest in this process: open the model, keep what it says to the first samples, put the load to it.
+"""Run a manifest in this process: open the model, keep its outputs for the first samples, apply the load.
 
-Order: open (timed), outputs of the first samples, warm-up, requests by the schedule; then, if asked, a trace in steps
-of their own and a bound. So latencies are of requests that no recorder saw, and outputs do not depend on the load.
+Order: open (timed), outputs of the first samples, warm-up, requests by the schedule; then, if requested, a trace in
+separate steps and a bound. So latencies are those of unrecorded requests, and outputs do not depend on the load.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from xsp.evaluate.predictors import Answer, Batch, Predictor
 from xsp.evaluate.quality.judging import constant
 
 MOST_OUTPUTS = 32
-"""Samples whose outputs are kept."""
+"""Maximum number of samples whose outputs are kept."""
 
 MOST_OUTPUT_BYTES = 64 << 20
 
 
 @dataclass
 class Served:
-    """An open model with what is before and after it."""
+    """An open model with its steps before and after."""
 
     predictor: Predictor
     handle: Any
     samples: datasets.Samples
     raw: Sequence[Any] | datasets.Samples
     before: Callable[[Any], Any] | None
-    """None where samples are what the model takes."""
+    """None if samples are already the model's inputs."""
 
     after: Callable[[Any], Any] | None
 
     def batch(self, first: int, count: int) -> Batch:
-        """Return so many samples as the model takes them, each through the steps before it."""
+        """Return a batch of `count` samples, each after the steps before the model."""
         rows = [self._row((first + place) % len(self.raw)) for place in range(count)]
         try:
             return {name: np.stack([row[name] for row in rows]) for name in self.handle.takes}
@@ -77,7 +77,7 @@ class Served:
         return found
 
     def predict(self, batch: Batch) -> Answer:
-        """Return the model's answer, through the steps after it."""
+        """Return the model's answer, after the steps after the model."""
         answer = _predicted(self.predictor, self.handle, batch)
         if self.after is None or not answer.outputs:
             return answer
@@ -91,7 +91,7 @@ def _predicted(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
     """Return the answer to one batch.
 
     Raises:
-        ManifestError: the model raises, as one that was exported for another batch size.
+        ManifestError: the model raises an error, such as a model that was exported for another batch size.
     """
     try:
         return next(iter(predictor.predict(handle, [batch])))
@@ -106,18 +106,18 @@ def _predicted(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
 def evaluate(
     manifest: Manifest, folder: Path, options: Options, facts: Facts, progress: Progress, transport: str = "in-process"
 ) -> Path:
-    """Carry out a manifest, and return the directory of its result.
+    """Run a manifest, and return the directory of its result.
 
     Args:
         manifest: what to evaluate.
-        folder: its paths start here.
-        options: where to keep the result, and what besides.
-        facts: of the agent that this is.
+        folder: base of relative paths in the manifest.
+        options: where to store the result, and which optional parts to make.
+        facts: facts of the agent that runs it.
         progress: see `Progress`.
-        transport: how the manifest came here, for the result.
+        transport: how the manifest reached this process, for the result.
 
     Raises:
-        ManifestError: it cannot be carried out; nothing was written.
+        ManifestError: it cannot be run; nothing was written.
     """
     facts = replace(facts, trusts=options.trusted)
     reasons = [*pipeline.wrong(manifest), *agents.misses(manifest, facts)] or _environment(manifest)
@@ -201,13 +201,13 @@ def _served(
 
 
 def _most_samples(manifest: Manifest) -> int:
-    """Return how many samples are ever asked for."""
+    """Return the number of samples to prepare; requests beyond it start again with the first sample."""
     scenario = manifest.scenario
     return max(MOST_OUTPUTS, (scenario.requests + scenario.warmup) * max(scenario.sizes))
 
 
 def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answer]:
-    """Return what the model says to the first samples, one by one, and the first answer; large ones are left out."""
+    """Return the outputs for the first samples, one by one, up to a limit of bytes, and the first answer."""
     del manifest
     answers = [served.predict(served.batch(number, 1)) for number in range(min(len(served.raw), MOST_OUTPUTS))]
     kept: dict[str, Array] = {}
@@ -225,7 +225,7 @@ def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answ
 
 
 def _accuracy(manifest: Manifest, served: Served, progress: Progress) -> dict[str, Any] | None:
-    """Return what `labelled.of` does, of all samples; None where their classes are not known."""
+    """Return the result of `labelled.of` for all samples; None if their classes are unknown."""
     samples = served.samples
 
     def answer(number: int) -> Array:
@@ -247,10 +247,10 @@ def _constant(kept: Mapping[str, Array]) -> list[str]:
 def _parts(
     manifest: Manifest, folder: Path, served: Served, simulated: bool, progress: Progress
 ) -> tuple[dict[int, Requests], search.Found | None, dict[int, float | None]]:
-    """Return the requests of each batch size, what a search for the highest rate came to, and processor times.
+    """Return the requests of each batch size, the result of a search for the highest rate, and processor times.
 
-    Processor time is that of all threads of this process for a request, the median, in milliseconds; None of a
-    simulator, of programs and functions in processes of their own, and of searches and cold starts.
+    Processor time is the median over requests of the CPU time of all threads of this process, in milliseconds; None for
+    a simulator, for programs and functions in subprocesses, and for searches and cold starts.
     """
     scenario = manifest.scenario
     if scenario.kind == "cold-start":
@@ -303,7 +303,7 @@ MOST_PROBES = 15
 def _searched(
     title: str, scenario: Scenario, serve: Callable[[int, int], None], clock: Clock, progress: Progress
 ) -> tuple[search.Found, Requests]:
-    """Search the highest rate, and return it with the requests at the lower end of its interval."""
+    """Search for the highest rate, and return it with the requests at the lower end of its interval."""
     rates: dict[float, None] = {}
 
     def probed(rate: float, runs: int) -> None:
@@ -323,7 +323,7 @@ def _searched(
 
 
 def _of_search(found: search.Found | None) -> list[str]:
-    """Return what is to be said of a search whose interval has an open end."""
+    """Return notes on a search whose interval has an open end."""
     if found is None or (found.low is not None and found.high is not None):
         return []
     limit = f"{found.limit_ns / 1e6:g} ms at the {100 * found.share:g}th percentile"
@@ -334,10 +334,10 @@ def _of_search(found: search.Found | None) -> list[str]:
 
 
 def schedule(scenario: Scenario, batch: int) -> Schedule:
-    """Return when the requests of a scenario are due.
+    """Return the schedule of a scenario.
 
     Raises:
-        ManifestError: there is none.
+        ManifestError: the scenario has no schedule.
     """
     requests, rate = scenario.requests, scenario.rate or 0.0
     made: dict[str, Callable[[], Schedule]] = {
@@ -357,7 +357,7 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
 
 
 def _cold(manifest: Manifest, folder: Path, served: Served, progress: Progress) -> Requests:
-    """Open the model anew for each request: a request is to open, predict once and close."""
+    """Reopen the model for each request: a request consists of open, one prediction and close."""
     batch = served.batch(0, manifest.scenario.batch)
     times = []
     for number in range(manifest.scenario.requests):
@@ -375,7 +375,7 @@ def _cold(manifest: Manifest, folder: Path, served: Served, progress: Progress) 
 
 
 def _figures(scenario: Scenario, batch: int, requests: Requests, best: search.Found | None) -> dict[str, Any]:
-    """Return the figures of a batch size as plain data, latencies in milliseconds, rates in requests a second."""
+    """Return the figures of a batch size as plain data: latencies in milliseconds, rates per second."""
     found = said.summarise(requests, poisson=scenario.kind in ("poisson", "server", "max-rate"))
     percentiles = {f"p{100 * each.share:g}": each for each in found.percentiles}
     interval = found.trimmed_mean_interval_ns
@@ -405,7 +405,7 @@ def _figures(scenario: Scenario, batch: int, requests: Requests, best: search.Fo
 
 
 def _best(found: search.Found) -> dict[str, Any]:
-    """Return the highest rate as plain data: the interval, and each rate that was tried."""
+    """Return the highest rate as plain data: the interval, and each probed rate."""
     return {
         "rate_low": found.low,
         "rate_high": found.high,
@@ -431,7 +431,7 @@ def _finite(value: float) -> float | None:
 
 
 def _environment(manifest: Manifest) -> list[str]:
-    """Return what this process has not as the manifest asks: variables, which one of its own has, and LoadGen."""
+    """Return the manifest's requirements on this process that are not met: environment variables, and LoadGen."""
     missing: list[str] = []
     if manifest.scenario.driver == "loadgen":
         missing += filter(None, [loadgen.missing()])

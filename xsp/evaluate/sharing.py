@@ -1,8 +1,8 @@
-"""Weights of evaluated models that the store of the machine keeps: `model: {share: true}` in a manifest.
+"""Weights of evaluated models in the machine's store of shared weights: `model: {share: true}` in a manifest.
 
-The first evaluation of a model brings its weights into the store. A note in the store's directory, named by a hash of
-all that weights by seed depend on, says which key they have there; the next process builds the model without values
-and attaches to them. A store that was started anew, or has evicted them, does not know the key: they are brought again.
+The first evaluation of a model puts its weights into the store. A note in the store's directory, named by a hash of
+everything on which weights from a seed depend, has their key; later processes build the model without values and
+attach to the weights. If the store was restarted or has evicted them, it does not know the key: they are put again.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ MOST_BYTES = 1 << 20
 
 
 class Shared(NamedTuple):
-    """A model whose parameters are the store's."""
+    """A model whose parameters are in the store."""
 
     built: Built
     drawn: list[str]
     """Layers whose weights are zero by initialisation, and were drawn (see `predictors.draw_zero_weights`)."""
 
     note: str
-    """What a result says of it."""
+    """The note on it in a result."""
 
 
 def shared(manifest: Manifest, build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any) -> Shared:
-    """Return the model of a manifest in `eval` mode, attached to weights in the store, which has them from now on.
+    """Return the model of a manifest in `eval` mode, attached to weights in the store; put them there first if needed.
 
     Args:
-        manifest: whose model is built from a seed, on the CPU.
-        build: builds it, in float32.
+        manifest: its model is built from a seed, on the CPU.
+        build: builds the model, in float32.
         draw: draws weights that are zero, and returns the layers' names.
-        dtype: of its parameters and buffers in the store.
+        dtype: type of its parameters and buffers in the store.
 
     Raises:
         ManifestError: no store runs, it has no room, or the model cannot be attached, with the reason.
@@ -56,7 +56,7 @@ def shared(manifest: Manifest, build: Callable[[], Built], draw: Callable[[Any],
     from xsp import share
 
     try:
-        client.status()  # before a model is built for nothing
+        client.status()  # raises before a model is built in vain
         path = wire.directory() / NOTES / f"{_hash(manifest)}.json"
         known, found, brought = _read(path), None, ""
         if known is not None:
@@ -84,20 +84,20 @@ def shared(manifest: Manifest, build: Callable[[], Built], draw: Callable[[Any],
 
 
 def _empty(build: Callable[[], Built], dtype: Any) -> Built:
-    """Return a model whose parameters have no values, as far as its buffers can be made without."""
+    """Return a model whose parameters have no values, if its buffers can be made without them."""
     from xsp import share
 
     with share.empty():
         built = build()
     persistent = built.model.state_dict()
     if any(each.is_meta and name not in persistent for name, each in built.model.named_buffers()):
-        built = build()  # it computes buffers from parameters (Swin of timm): only with values it has them
+        built = build()  # it computes buffers from parameters (Swin of timm), so these need values
     built.model.to(dtype)
     return built
 
 
 def _attached(module: Any, key: str) -> Attachment | None:
-    """Return what was attached; None if the store does not hold it (any more)."""
+    """Return the attachment; None if the store does not hold the key."""
     from xsp import share
 
     held = {each["key"] for each in client.status()["objects"]}
@@ -105,7 +105,7 @@ def _attached(module: Any, key: str) -> Attachment | None:
 
 
 def _put(build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any, path: Path) -> dict[str, Any]:
-    """Build the model with its values, bring them into the store, and note their key."""
+    """Build the model with its values, put them into the store, and write the note with their key."""
     from xsp import share
 
     built = build()
@@ -146,7 +146,7 @@ def _hash(manifest: Manifest) -> str:
 
 
 def _beside(built: Built) -> str:
-    """Return a hash of what `attach` does not fill: buffers outside the state dict, and inputs that are no numbers."""
+    """Return a hash of what `attach` does not fill: buffers outside the state dict, and integer inputs but tokens."""
     persistent = built.model.state_dict()
     buffers = {name: each for name, each in built.model.named_buffers() if name not in persistent}
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Results side by side: any few of them compared, those of a task in order, and whether one could be reproduced."""
+"""Results side by side: comparisons of several, rankings of a task, and whether a result could be reproduced."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from xsp.evaluate.quality.judging import Around, Judgement, Outcome, constant, j
 from xsp.evaluate.results import RUN, Result
 
 OF_THE_MACHINE = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
-"""Facts of an environment that are of its hardware."""
+"""Facts of an environment that describe its hardware."""
 
 
 NAMES_ALONE = ("name", "description", "reference")
 
 
 def outcome(found: Result) -> Outcome:
-    """Return what a result comes to, as `judge` takes it: outputs, latencies by batch size, and its circumstances."""
+    """Return a result as input for `judge`: outputs, latencies by batch size, and circumstances."""
     latencies, around = {}, {}
     there = found.content["environment"]
     slowdown = contention.slowdown(there.get("noted", {}), there["equal"].get("cores"))
@@ -33,7 +33,7 @@ def outcome(found: Result) -> Outcome:
         slowdown = 1.0
     for part in found.parts:
         requests = found.requests(part["batch"])
-        # two searches end at two rates, and in a queue a little makes much: what the model takes for a request does not
+        # searches end at different rates, and queues amplify small differences: only service times are comparable
         waiting = "rate_low" in part or bool(part["open_loop"])
         name = f"batch {part['batch']}" + (", without waiting" if waiting else "")
         latencies[name] = [requests.service_ns if waiting else requests.latency_ns]
@@ -45,7 +45,7 @@ def outcome(found: Result) -> Outcome:
 def circumstances(found: Result) -> dict[str, str]:
     """Return the fields of the manifest, the environment and the versions of packages, each as text.
 
-    Fields that were left out have their defaults; what a manifest is called, and what is said of it, bears on nothing.
+    Omitted fields have their defaults; the manifest's name, description and reference are left out, as irrelevant.
     """
     agent = found.content["agent"]
     manifest = pipeline.canonical(reading.of_plain(found.manifest).manifest, spelled_out=True)
@@ -83,12 +83,12 @@ def _text(value: Any) -> str:
 
 
 def reproduced(before: Result, again: Callable[[], Result], most: int) -> Judgement:
-    """Return whether an evaluation that is made again is the same.
+    """Return whether a repeated evaluation is the same.
 
     Args:
-        before: the result that is kept.
-        again: makes it again.
-        most: times at most; latencies alone need more than one.
+        before: the stored result.
+        again: repeats the evaluation.
+        most: maximum number of repetitions; only latencies need more than one.
     """
     return settle(outcome(before), lambda: outcome(again()), most)
 
@@ -98,27 +98,27 @@ def reproduced(before: Result, again: Callable[[], Result], most: int) -> Judgem
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result against the first one."""
+    """A result compared with the first one."""
 
     before: Result
     after: Result
     differing: Mapping[str, tuple[str | None, str | None]]
-    """What bears upon them and is not equal, by name; None where one does not say."""
+    """Circumstances that differ, by name; None if one result does not have it."""
 
     divergences: Mapping[str, Mapping[str, float | str]]
     """By output that both have in the same shape: see `divergence.all_of`."""
 
     equal_outputs: bool
     constant_outputs: str
-    """Why equal outputs tell nothing, since those of both are constant; empty if they may."""
+    """Why equal outputs prove nothing, because both are constant; empty if they are not."""
 
     judgement: Judgement
     by_layer: comparison.Comparison | str | None
-    """Of the traces; why they cannot be compared; None where one result has none."""
+    """Comparison of the traces, or why they cannot be compared; None if one result has no trace."""
 
 
 def compared(found: Sequence[Result]) -> list[Comparison]:
-    """Return each of several results against the first.
+    """Return the comparison of each further result with the first.
 
     Raises:
         UsageError: there are fewer than two.
@@ -169,19 +169,19 @@ def _by_layer(before: Result, after: Result) -> comparison.Comparison | str | No
 
 @dataclass(frozen=True)
 class Row:
-    """Results of one manifest, batch size, software and machine: the newest speaks for them."""
+    """Results of one manifest, batch size, software and machine; the newest provides the figures."""
 
     newest: Result
     part: Mapping[str, Any]
     count: int
     software: str
-    """Six digits of the versions of everything: rows of other software have others."""
+    """Six digits of a hash of all versions: rows with other software have other digits."""
 
     machine: str
 
 
 def software_of(found: Result) -> str:
-    """Return six digits of the versions, libraries and variables that a result was made with."""
+    """Return six digits of a hash of the versions, libraries and variables of a result."""
     agent, equal = found.content["agent"], found.content["environment"]["equal"]
     return _of_software(equal, agent["packages"], agent["python"], found.manifest.get("software", {}))
 
@@ -192,7 +192,7 @@ def _of_software(equal: Mapping[str, Any], packages: Any, python: str, asked: An
 
 
 def missing(manifests: Sequence[Manifest], found: Sequence[Result]) -> list[Manifest]:
-    """Return the manifests that have no result of this software on this machine."""
+    """Return the manifests that have no result with this software on this machine."""
     equal, facts = environment.here().equal, agents.here(devices=False)
     machine = _digits({name: equal.get(name) for name in OF_THE_MACHINE})
     there = {(each.identity, software_of(each)) for each in found if machine_of(each) == machine}
@@ -205,7 +205,7 @@ def missing(manifests: Sequence[Manifest], found: Sequence[Result]) -> list[Mani
 
 
 def machine_of(found: Result) -> str:
-    """Return six digits of the hardware that a result was made on."""
+    """Return six digits of a hash of the hardware of a result."""
     equal = found.content["environment"]["equal"]
     return _digits({name: equal.get(name) for name in OF_THE_MACHINE})
 
@@ -215,13 +215,13 @@ def _digits(value: Any) -> str:
 
 
 def leaderboard(found: Sequence[Result], task: str | None = None, by: str = "inputs_per_s") -> list[Row]:
-    """Return rows, the best first: highest throughput, or lowest latency.
+    """Return rows, best first: highest throughput, or lowest latency.
 
     Args:
         found: oldest first.
-        task: of the models; all if None.
-        by: `inputs_per_s`, `p50_ms`, `p90_ms`, `p99_ms`, or `rate`: the lower end of the highest rate, of those alone
-            that were searched for it; `top1`: the share of samples whose class is told, of those alone that have it.
+        task: task of the models; all if None.
+        by: `inputs_per_s`, `p50_ms`, `p90_ms`, `p99_ms`; `rate`, the lower end of the highest rate, only for results
+            of such a search; or `top1`, the share of correctly classified samples, only for results that have it.
     """
     column = "rate_low" if by == "rate" else by
     rows: dict[tuple[Any, ...], list[Result]] = {}

@@ -44,7 +44,7 @@ def mark(found: Result, part: Any) -> str:
 
 
 def rate(part: Mapping[str, Any]) -> str:
-    """Return the highest rate of a part that was searched for it, as a sentence."""
+    """Return the result of a search for the highest rate as a sentence."""
     low, high = part["rate_low"], part["rate_high"]
     if low is None:
         return "no rate held the limit"
@@ -54,14 +54,14 @@ def rate(part: Mapping[str, Any]) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Return a number of three digits or more; a dash where there is none."""
+    """Return a number with at least three digits; a dash for None."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """Return columns: the first `words` to the left, numbers to the right; the second one is cut to what is left."""
+    """Return a table: the first `words` columns left-aligned, others right-aligned; the second is cut to fit."""
     widths = [max(len(str(row[place])) for row in [head, *rows]) for place in range(len(head))]
     over = sum(widths) + 2 * (len(widths) - 1) - WIDTH
     if over > 0 and len(widths) > 1:
@@ -88,7 +88,7 @@ MOST_DIFFERING = 20
 
 
 def comparison(found: Comparison) -> str:
-    """Return figures, outputs, and what differs."""
+    """Return figures, outputs, and differences."""
     lines = [f"{found.before.name} and {found.after.name}: {judgement(found.judgement)}", ""]
     rows = []
     after = {part["batch"]: part for part in found.after.parts}
@@ -122,7 +122,7 @@ def comparison(found: Comparison) -> str:
 
 
 def outputs(found: Comparison) -> str:
-    """Return whether outputs are equal, or why that cannot be told."""
+    """Return whether outputs are equal, or why that cannot be determined."""
     if found.constant_outputs:
         equal = "equal" if found.equal_outputs else "not equal"
         return f"{equal}, and constant, so that they cannot be compared: {found.constant_outputs}"
@@ -133,7 +133,7 @@ MOST_LAYERS = 8
 
 
 def _by_layer(found: Comparison) -> list[str]:
-    """Return what the comparison of both traces comes to, and the layers whose time changed most."""
+    """Return the conclusion of the comparison of both traces, and the layers whose time changed most."""
     if found.by_layer is None:
         return []
     if isinstance(found.by_layer, str):
@@ -156,7 +156,7 @@ def _by_layer(found: Comparison) -> list[str]:
 
 
 def _of_layers(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of layers: names are cut at their begin, since their end tells them apart."""
+    """Return rows of layers: long names lose their beginning, because their end distinguishes them."""
     rows = [(row[0] if len(row[0]) <= 24 else "…" + row[0][-23:], *row[1:]) for row in rows]
     return table(("layer", "before ms", "after ms", "change", "verdict"), rows, 1)
 
@@ -197,7 +197,7 @@ def _figures(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judgement(found: Judgement) -> str:
-    """Return a verdict with the reasons that made it."""
+    """Return a verdict with the reasons for it."""
     lines = [found.verdict.value]
     for each in found.why:
         lines += textwrap.wrap(
@@ -216,7 +216,7 @@ def judgement_json(found: Judgement) -> dict[str, Any]:
 
 
 def between(part: Mapping[str, Any]) -> str:
-    """Return the interval of the highest rate in a few letters."""
+    """Return the interval of the highest rate in short form."""
     return " to ".join("?" if part[each] is None else figure(part[each]) for each in ("rate_low", "rate_high"))
 
 

@@ -1,4 +1,4 @@
-"""The two agents of one machine: this process, and a process of its own. Both give the same results, bit for bit."""
+"""The two agents of one machine: this process, and a subprocess. Both give the same results, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from xsp.evaluate.manifest import Manifest
 _CODE = processes.calling("xsp.evaluate.transports", "work")
 
 SILENT_S = 1800.0
-"""Without a word from the process, after which it is given up."""
+"""Seconds without a message from the subprocess after which it is given up."""
 
 LISTENING_S = 0.5
-"""Between two looks whether it is to end."""
+"""Seconds between two progress calls, in which the caller may stop it."""
 
 
 class InProcess:
-    """This process."""
+    """The agent in this process."""
 
     def __init__(self, name: str = "local", labels: Mapping[str, str] | None = None) -> None:
         self._facts = agents.here(name, labels)
 
     def facts(self) -> Facts:
-        """Return what this process is."""
+        """Return the facts of this process."""
         return self._facts
 
     def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
-        """Carry out a manifest here."""
+        """Run a manifest in this process."""
         return running.evaluate(manifest, folder, options, self._facts, progress)
 
 
 class OwnProcess:
-    """A process for each manifest, with its variables and threads from the start; it ends with this one."""
+    """The agent with a subprocess per manifest, started with its variables and threads; it ends with this process."""
 
     def __init__(
         self, name: str = "process", labels: Mapping[str, str] | None = None, transport: str = "own process"
@@ -51,18 +51,18 @@ class OwnProcess:
         self._facts = agents.here(name, labels)
 
     def facts(self) -> Facts:
-        """Return what such a process is."""
+        """Return the facts of such a subprocess."""
         return self._facts
 
     def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
-        """Carry out a manifest in a new process.
+        """Run a manifest in a new process.
 
-        The process writes into a folder of its own, and this one puts the result in its place when it is told that the
-        result is complete. So a process that is killed leaves none, at whatever moment.
+        The subprocess writes into a folder of its own, and this process publishes the result after the message that it
+        is complete. So a subprocess that is killed at any moment leaves no result.
 
         Raises:
-            ProcessLost: the process was killed, by the system for the memory that it took or by somebody.
-            ManifestError: it cannot be carried out, with the reason.
+            ProcessLost: the process was killed, by the system for lack of memory or by another process.
+            ManifestError: it cannot be run, with the reason.
         """
         if not options.trusted and (reasons := agents.without_trust(manifest)):
             raise ManifestError(f"{manifest.title} cannot be evaluated by {self._name}: " + "; ".join(reasons))
@@ -105,12 +105,12 @@ class OwnProcess:
 
 
 def _heard(process: processes.Asked, progress: Progress, last: Sequence[Any]) -> bytes:
-    """Return the next line of a process, nothing if it ended or says no word.
+    """Return the next line of a subprocess; empty if it ended or is silent.
 
     Args:
-        process: that evaluates.
-        progress: called while it says nothing, too: whoever waits may end it by an exception.
-        last: that was said of the progress.
+        process: the subprocess that evaluates.
+        progress: also called while it is silent: an exception from it ends the wait.
+        last: the last reported progress.
     """
     until = time.monotonic() + SILENT_S
     while time.monotonic() < until:
@@ -123,11 +123,11 @@ def _heard(process: processes.Asked, progress: Progress, last: Sequence[Any]) ->
 
 
 def work(parent: int, answers: int) -> None:
-    """Carry out the manifest that stdin names: the other side of `OwnProcess`.
+    """Run the manifest on stdin: the subprocess side of `OwnProcess`.
 
     Args:
-        parent: number of the process that asks; this one ends with it.
-        answers: descriptor to write lines of JSON to.
+        parent: process ID of the requesting process; this one ends with it.
+        answers: descriptor for lines of JSON.
     """
     processes.end_with_parent(parent)
     asked = json.loads(sys.stdin.readline())
@@ -158,7 +158,7 @@ def work(parent: int, answers: int) -> None:
 
 
 def named(names: str, labels: Mapping[str, str] | None = None) -> list[Agent]:
-    """Return the agents that are asked for: `local`, `process`, or `all`.
+    """Return the requested agents: `local`, `process`, a list of them with commas, or `all`.
 
     Raises:
         ManifestError: there is no such agent.

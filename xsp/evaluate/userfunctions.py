@@ -1,8 +1,8 @@
-"""Functions of the user's before and after the model, `f(context, data)`, each in a process of its own.
+"""User functions before and after the model, `f(context, data)`, each in a subprocess.
 
-`context` is a dictionary that lives as long as the process: the canonical manifest stands in it under `manifest`, and
-what a call puts there, the next one finds. `data` is one sample before the model (bytes of a file, text, or arrays by
-the name of an input), one sample's first output after it. An array comes back, or arrays by the name of an input.
+`context` is a dictionary that lives as long as the subprocess: it has the canonical manifest under `manifest`, and
+keeps what calls store in it. `data` is one sample before the model (bytes of a file, text, or arrays by input name),
+and one sample's first output after it. The function returns an array, or arrays by input name.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from xsp.evaluate.manifest import Function, Manifest
 _CODE = processes.calling("xsp.evaluate.userfunctions", "work")
 
 STARTING_S = 60.0
-"""For the process to import what the file imports."""
+"""Seconds for the subprocess to start and import the file."""
 
 
 class UserFunction:
-    """A function in its process, which is called like the function: `f(data)`."""
+    """A function in a subprocess, called like the function: `f(data)`."""
 
     def __init__(self, side: str, given: Function, manifest: Manifest, folder: Path) -> None:
-        """Start the process and have it import the function.
+        """Start the subprocess and make it import the function.
 
         Args:
             side: `preprocess` or `postprocess`, for messages.
-            given: which function, and how long a call may take.
-            manifest: for its `context`.
-            folder: where the path of its file starts, and its working directory.
+            given: the function and the time limit of a call.
+            manifest: manifest for its `context`.
+            folder: base of the file's path, and the subprocess's working directory.
 
         Raises:
             ManifestError: there is no such function, or its file cannot be imported.
@@ -64,12 +64,12 @@ class UserFunction:
             raise
 
     def __call__(self, data: Any) -> Any:
-        """Return what the function makes of one sample: an array, or arrays by name.
+        """Return the function's result for one sample: an array, or arrays by name.
 
         Raises:
-            ManifestError: it raises, takes longer than it may, ends, or returns something else.
+            ManifestError: it raises an error, exceeds its time limit, ends, or returns something else.
         """
-        with self._lock:  # streams of requests share the process
+        with self._lock:  # concurrent requests share the subprocess
             begin = time.perf_counter_ns()
             try:
                 sent = _sent(data)
@@ -102,24 +102,24 @@ class UserFunction:
         return said
 
     def notes(self) -> list[str]:
-        """Return what is to be said of latencies: what the way to the process and back takes."""
+        """Return a note on latencies: the time of the round trip to the subprocess."""
         if not self._ways_ns:
             return []
         way = statistics.median(self._ways_ns) / 1e6
         return [f"{self._place} is in a process of its own: the way there and back, {way:.2g} ms, is in the latencies"]
 
     def close(self, patience_s: float = 0.0) -> int:
-        """End the process, and return the code that it ended with; a second time does nothing."""
+        """End the subprocess, and return its exit code; a second call does nothing."""
         process, self._process = self._process, None
         return process.end(patience_s) if process is not None else 0
 
 
 @contextlib.contextmanager
 def of(manifest: Manifest, folder: Path) -> Iterator[dict[str, UserFunction]]:
-    """Give the functions that a manifest names, by side (`preprocess`, `postprocess`); they end with the block.
+    """Yield the functions that a manifest names, by side (`preprocess`, `postprocess`); they end with the block.
 
     Raises:
-        ManifestError: one cannot be had.
+        ManifestError: a function cannot be started.
     """
     found: dict[str, UserFunction] = {}
     try:
@@ -133,11 +133,11 @@ def of(manifest: Manifest, folder: Path) -> Iterator[dict[str, UserFunction]]:
 
 
 def work(parent: int, answers: int) -> None:
-    """Import the function that stdin names, and answer each call: the other side of `UserFunction`.
+    """Import the function named on stdin, and answer each call: the subprocess side of `UserFunction`.
 
     Args:
-        parent: number of the process that asks; this one ends with it.
-        answers: descriptor to write lines of JSON to.
+        parent: process ID of the requesting process; this one ends with it.
+        answers: descriptor for lines of JSON.
     """
     processes.end_with_parent(parent)
     with os.fdopen(answers, "wb") as out:
@@ -170,7 +170,7 @@ def work(parent: int, answers: int) -> None:
 
 
 def _told(error: Exception, file: Path) -> str:
-    """Return an error with the last line of the user's file that it came through."""
+    """Return an error with the last line of the user's file in its traceback."""
     lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if Path(each.filename) == file]
     where = f"line {lines[-1]}: " if lines else ""
     said = (str(error).splitlines() or [""])[0][:200]
@@ -178,10 +178,10 @@ def _told(error: Exception, file: Path) -> str:
 
 
 def _sent(data: Any) -> Any:
-    """Return a sample as JSON holds it.
+    """Return a sample in its JSON form.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a sample.
     """
     if isinstance(data, (bytes, bytearray)):
         return {"bytes": base64.b64encode(data).decode()}
@@ -200,7 +200,7 @@ def _array(value: Any) -> dict[str, Any]:
 
 
 def _received(value: Mapping[str, Any]) -> Any:
-    """Return the sample that JSON holds."""
+    """Return the sample of a JSON form."""
     if "bytes" in value:
         return base64.b64decode(value["bytes"])
     if "text" in value:

@@ -1,6 +1,6 @@
-"""YAML of somebody else's as plain data: no tag makes an object, little does not become much, each value has its line.
+"""Untrusted YAML as plain data: tags create no objects, aliases cannot inflate it, and each value has its line.
 
-Versions, identities and checksums stay as they are written: YAML's numbers would make 1.1 of the version 1.10.
+Versions, identities and checksums stay text: YAML would turn the version 1.10 into the number 1.1.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 << 10
 MOST_DEPTH = 40
 MOST_VALUES = 10_000
-"""Counted with what aliases stand for, each time."""
+"""Maximum number of values, where each use of an alias counts."""
 
 AS_WRITTEN = re.compile(r"(.*_)?(id|version|checksum|md5|sha1|sha256|commit|hash)")
-"""Keys whose values are text, whatever they look like."""
+"""Keys whose values are always text."""
 
 _OF_YAML = ("str", "int", "float", "bool", "null", "seq", "map", "timestamp")
 _TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 
 Place = tuple[str | int, ...]
-"""Keys and numbers that lead to a value."""
+"""Keys and indices that lead to a value."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """What a document says."""
+    """The content of a document."""
 
     content: Any
     name: str
-    """Of the file, for messages."""
+    """Name of the file, for messages."""
 
     lines: Mapping[Place, int] = field(default_factory=dict)
     """Line of each value, from 1."""
 
     def at(self, place: Place) -> str:
-        """Return file and line of a value, or of what it would stand in."""
+        """Return file and line of a value, or of the closest enclosing value."""
         while place and place not in self.lines:
             place = place[:-1]
         return f"{self.name}:{self.lines.get(place, 1)}"
@@ -53,10 +53,10 @@ def read(text: str, name: str) -> Text:
 
     Args:
         text: one document.
-        name: of its file, for messages.
+        name: name of its file, for messages.
 
     Raises:
-        ManifestError: it is no YAML, asks for objects, or is larger, deeper or longer than manifests are.
+        ManifestError: it is not YAML, has tags for objects, or is larger, deeper or longer than manifests are.
     """
     yaml = _library()
     if len(text.encode("utf-8", "replace")) > MOST_BYTES:
@@ -77,7 +77,7 @@ def read(text: str, name: str) -> Text:
 
 
 def write(content: Any) -> str:
-    """Return YAML of plain data, keys in their order."""
+    """Return plain data as YAML, keys in their order."""
     yaml = _library()
     return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100))
 
@@ -91,7 +91,7 @@ def _library() -> Any:
 
 
 def _check_depth(yaml: Any, text: str, name: str) -> None:
-    """Refuse what would be too deep for the readers after this one: they call themselves."""
+    """Refuse documents that are too deep for the recursive readers that follow."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -103,7 +103,7 @@ def _check_depth(yaml: Any, text: str, name: str) -> None:
 
 
 class _Made:
-    """Makes data of nodes."""
+    """Converts nodes to data."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -137,7 +137,7 @@ class _Made:
                 raise ManifestError(f"{at}: merge keys (<<) are not read; write the fields out")
             inner = (*place, key.value)
             made = self.of(value, inner, within, key.value)
-            if key.value in found and found[key.value] != made:  # twice the same is harmless, and is published
+            if key.value in found and found[key.value] != made:  # published ones have equal duplicates
                 raise ManifestError(f"{at}: {key.value!r} stands here twice, with different values")
             found[key.value] = made
             self.lines[inner] = key.start_mark.line + 1
@@ -157,7 +157,7 @@ class _Made:
         plain = value.replace("_", "")
         try:
             found: float = int(plain, 0) if kind == "int" else float(plain)
-        except ValueError:  # 010, 1:30, .nan: numbers of YAML 1.1 that other readers take for something else
+        except ValueError:  # 010, 1:30, .nan: numbers in YAML 1.1 that other readers interpret differently
             return value
         if found in (float("inf"), float("-inf")) or abs(found) > 1e300:
             raise ManifestError(f"{self.name}:{node.start_mark.line + 1}: {value[:20]} is too large a number")

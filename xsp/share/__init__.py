@@ -5,13 +5,13 @@ file ──► weights ──► store (a process) ──► client ──► at
          checked     memfd, sealed, LRU    mapping    parameters are views of it
                         │ client                        ▲
                         ▼                               │
-                     devicestore (a process) ──► devices: what another process has on a GPU, opened by CUDA IPC
+                     devicestore (a process) ──► devices: opens GPU memory of the devicestore process by CUDA IPC
 ```
 
-`weights` reads safetensors strictly, and has the layout of tensors in memory; `store` is the process that keeps them
-on its `shelf`, and `devicestore` the one that keeps copies on a device; `serving` is what both have in common; `wire`
-is the protocol; `client` and `devices` map the memory, without torch, the latter through the `driver`; `modules` makes
-the parameters of a module views of it; `building` builds modules without values.
+`weights` reads safetensors files strictly and defines the layout of tensors in memory. `store` is the process that
+keeps them on its `shelf`; `devicestore` is the process that keeps copies on a device; `serving` is the code that both
+share. `wire` is the protocol. `client` and `devices` map the memory, without torch; `devices` does so through `driver`.
+`modules` makes the parameters of a module views of that memory; `building` builds modules without parameter values.
 """
 
 from __future__ import annotations
@@ -30,4 +30,4 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'xsp.share' has no attribute {name!r}")
     of = "building" if name == "empty" else "modules"
-    return getattr(import_module(f"xsp.share.{of}"), name)  # it loads torch, which the store does without
+    return getattr(import_module(f"xsp.share.{of}"), name)  # this imports torch, which the store does not need

@@ -1,4 +1,4 @@
-"""Modules that are built without values of their parameters, for weights that come from elsewhere."""
+"""Modules built without parameter values, for weights that are loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 
 class _Emptying(threading.local):
-    """How many blocks of `empty` this thread is in."""
+    """Number of `empty` blocks that this thread is in."""
 
     blocks = 0
 
 
 _emptying = _Emptying()
 _emptied: list[Callable[..., None]] = []
-"""What `register_parameter` was before the first of all threads' blocks."""
+"""The original `register_parameter`, saved when the first thread enters a block."""
 
 _emptied_lock = threading.Lock()
 _blocks = 0
 
 
 def _register(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
-    """Do as `torch.nn.Module.register_parameter`, without values where the thread is in a block of `empty`."""
+    """Call `torch.nn.Module.register_parameter`, and drop the values if this thread is in an `empty` block."""
     _emptied[0](self, name, param)
     kept = self._parameters[name]
     if _emptying.blocks and kept is not None and kept.device.type != "meta" and type(kept) is torch.nn.Parameter:
@@ -33,10 +33,10 @@ def _register(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None
 
 @contextlib.contextmanager
 def empty() -> Iterator[None]:
-    """Build modules without memory for their parameters, and with their buffers: what `attach` is to fill.
+    """Build modules without memory for their parameters, but with their buffers, for `attach` to fill.
 
-    Weights are neither allocated nor drawn at random, which takes longer than loading does for most models. It changes
-    `torch.nn.Module.register_parameter` meanwhile, which does as before in other threads.
+    Weights are neither allocated nor initialised at random, which takes longer than loading for most models. Inside the
+    block, `torch.nn.Module.register_parameter` is replaced; in other threads the replacement behaves like the original.
     """
     global _blocks
     with _emptied_lock:

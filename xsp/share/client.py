@@ -1,7 +1,7 @@
-"""What a client does: ask the store for weights and map them, without torch.
+"""The client side: request weights from the store and map them, without torch.
 
-The connection lives as long as the mapping. Both are children's of a fork too, and the attachment ends with the last of
-them.
+The connection lives as long as the mapping. A forked child inherits both, so the attachment ends with the last process
+that has them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xsp.record.blocks import span, took
 from xsp.share import pages, store, weights, wire
 
 PATIENCE_S = 300.0
-"""For the store to copy what is not there yet."""
+"""Seconds to wait for the store, which may have to copy the weights first."""
 
 _MISSING = "no store runs there ({}); start one: xsp share serve"
 _ENDED = "the store has ended before it answered; start one (xsp share serve) and attach again"
@@ -28,17 +28,17 @@ _OTHER = "the store is of another version of xsp; end it, and start one of this 
 
 
 class Mapping:
-    """Weights that are mapped for reading, with the connection that is their attachment.
+    """Weights mapped for reading, with the connection that represents their attachment.
 
-    A write ends the process that writes with SIGSEGV; the memory is sealed, so that it could not be mapped for writing
-    either. The mapping ends with the last view of it.
+    A process that writes to them ends with SIGSEGV. The memory is sealed, so it cannot be mapped for writing either.
+    The mapping ends with its last view.
     """
 
     def __init__(self, memory: int, nbytes: int, connection: socket.socket) -> None:
         """Map a descriptor, which the caller closes.
 
         Raises:
-            ShareError: it is not sealed, or cannot be mapped.
+            ShareError: the memory is not sealed, or cannot be mapped.
         """
         import fcntl
 
@@ -56,7 +56,7 @@ class Mapping:
         self.connection = connection
 
     def bytes(self) -> ctypes.Array[ctypes.c_char]:
-        """Return all of it as an array, which keeps the mapping alive. It is not to be written."""
+        """Return the whole mapping as an array, which keeps the mapping alive. It must not be written."""
         array: Any = _array(self.nbytes).from_address(self.address)
         array.mapping = self
         return array  # type: ignore[no-any-return]
@@ -89,13 +89,13 @@ def connect(
     """Return a connection to the store of a directory.
 
     Args:
-        folder: of its socket.
-        patience_s: how long to wait for each of its answers, in seconds.
-        name: of its socket.
-        missing: what a message says where there is none.
+        folder: directory of the store's socket.
+        patience_s: seconds to wait for each of the store's answers.
+        name: file name of the socket.
+        missing: the message if no store runs there.
 
     Raises:
-        ShareError: there is none.
+        ShareError: no store runs there.
     """
     place = wire.directory(folder)
     path = wire.socket_of(place, name)
@@ -113,10 +113,10 @@ def connect(
 
 
 def ask(connection: socket.socket, asked: dict[str, Any], file: int | None = None) -> tuple[dict[str, Any], list[int]]:
-    """Send a message and return the answer, with descriptors that are the caller's to close.
+    """Send a message and return the answer, with descriptors that the caller has to close.
 
     Raises:
-        ShareError: the store refuses, has ended, is of another version, or does not answer in time.
+        ShareError: the store refuses, has ended, has another version, or does not answer in time.
     """
     try:
         wire.send(connection, asked, file)
@@ -146,11 +146,11 @@ def attach(source: str | os.PathLike[str] | int, folder: Path | None = None, pat
     Args:
         source: a safetensors file; a key of the store, as 8 or more hexadecimal digits after `sha256:`; or the
             descriptor of a file.
-        folder: of the store's socket, see `xsp.share.wire.directory`.
-        patience_s: how long to wait for the store, in seconds.
+        folder: directory of the store's socket, see `xsp.share.wire.directory`.
+        patience_s: seconds to wait for the store.
 
     Raises:
-        ShareError: there is no store, no such file, or it is refused; the message says why.
+        ShareError: there is no store or no such file, or the store refuses the file; the message gives the reason.
     """
     connection, answer, sent = obtained("share", lambda: connect(folder, patience_s), lambda to: _asked(to, source))
     with span("share.map"):
@@ -170,15 +170,15 @@ def obtained(
     connecting: Callable[[], socket.socket],
     asking: Callable[[socket.socket], tuple[dict[str, Any], list[int]]],
 ) -> tuple[socket.socket, dict[str, Any], list[int]]:
-    """Return the connection of an attachment, the answer and its descriptors; it is a span, with what was done for it.
+    """Return the connection of an attachment, the answer and its descriptors; record spans, the store's work included.
 
     Args:
-        named: how the names of spans begin: `.hit` or `.miss` follows.
-        connecting: returns a connection; it is closed if asking fails.
-        asking: asks over it.
+        named: prefix of the span names; `.hit` or `.miss` follows.
+        connecting: returns a connection, which is closed if `asking` fails.
+        asking: sends the request over the connection and returns the answer and its descriptors.
 
     Raises:
-        ShareError: as they do.
+        ShareError: `connecting` or `asking` failed.
     """
     with span(f"{named}.hit") as asked:
         began_ns = clock.monotonic_ns()
@@ -189,7 +189,7 @@ def obtained(
             connection.close()
             raise
         asked.name = f"{named}.hit" if answer["hit"] else f"{named}.miss"
-        for name, start_ns, end_ns in answer["spans"]:  # a copy may have begun for another process, before we asked
+        for name, start_ns, end_ns in answer["spans"]:  # the copy may have begun earlier, for another process
             took(name, min(max(start_ns, began_ns), end_ns), end_ns)
     return connection, answer, sent
 
@@ -201,7 +201,7 @@ def _asked(connection: socket.socket, source: str | os.PathLike[str] | int) -> t
     if text.startswith("sha256:"):
         return ask(connection, {"ask": "attach", "key": text.partition(":")[2]})
     try:
-        file = os.open(text, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is refused, not waited for
+        file = os.open(text, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not block on a named pipe
     except (OSError, ValueError) as error:
         raise ShareError(f"{text}: cannot be read ({getattr(error, 'strerror', error)})") from error
     try:
@@ -211,7 +211,7 @@ def _asked(connection: socket.socket, source: str | os.PathLike[str] | int) -> t
 
 
 def status(folder: Path | None = None, name: str = wire.SOCKET) -> dict[str, Any]:
-    """Return what the store of a socket holds and who is attached, as its `status` says.
+    """Return the contents of the store of a socket and its attached processes, from the store's `status`.
 
     Raises:
         ShareError: there is no store.
@@ -222,10 +222,10 @@ def status(folder: Path | None = None, name: str = wire.SOCKET) -> dict[str, Any
 
 
 def told(connection: socket.socket, asked: dict[str, Any]) -> Any:
-    """Return an answer that is too long for a message: it comes in memory.
+    """Return an answer that is too long for a message, so the store sends it in memory.
 
     Raises:
-        ShareError: as `ask` does.
+        ShareError: see `ask`.
     """
     _, sent = ask(connection, asked)
     with open(sent[0], "rb") as file:
@@ -233,18 +233,18 @@ def told(connection: socket.socket, asked: dict[str, Any]) -> Any:
 
 
 def evict(key: str, folder: Path | None = None, name: str = wire.SOCKET) -> dict[str, Any]:
-    """Free an object that nobody is attached to, by the first digits of its key; `*` for all of them.
+    """Free an object that no process is attached to, by the first digits of its key; `*` frees all such objects.
 
     Args:
-        key: as told.
-        folder: of the store's socket.
-        name: of its socket.
+        key: the first digits, or `*`.
+        folder: directory of the store's socket.
+        name: file name of the socket.
 
     Returns:
-        How many were `evicted`, and how many are `attached` and stay.
+        How many objects were `evicted`, and how many are `attached` and stay.
 
     Raises:
-        ShareError: there is no store, no such object, or it is attached.
+        ShareError: there is no store or no such object, or a process is attached to the object.
     """
     with connect(folder, name=name) as connection:
         return ask(connection, {"ask": "evict", "key": key})[0]

@@ -1,6 +1,6 @@
-"""What a client does for weights on a device: ask the store of the device, and open what it hands out, without torch.
+"""The client side of weights on a device: request them from the device's store and open its memory, without torch.
 
-What is attached several times in a process is opened once and counted. A child that was forked cannot use it, and
+A handle that a process attaches to several times is opened once and counted. A forked child cannot use the memory and
 closes nothing.
 """
 
@@ -26,28 +26,28 @@ _MISSING = (
 
 
 class _Opened(NamedTuple):
-    """What an attachment has open."""
+    """What `_close` needs to end one attachment."""
 
     device: driver.Device
     key: tuple[str, bytes]
-    """The store and the handle."""
+    """Generation of the store, and the handle."""
 
     connection: socket.socket
 
 
 _addresses: dict[tuple[str, bytes], tuple[int, int]] = {}
-"""Address, and number of attachments, of what this process has open."""
+"""Address and number of attachments of each handle that this process has open."""
 
 _lock = threading.Lock()
 _closing: deque[_Opened] = deque()
-"""What is to be closed by whoever has the lock: garbage is collected in the middle of anything."""
+"""Attachments to close by the next thread that gets the lock; garbage collection may run `__del__` at any point."""
 
 
 class DeviceMapping:
-    """Weights on a device that are open in this process, with the connection that is their attachment.
+    """Weights on a device, opened in this process, with the connection that represents their attachment.
 
-    They can be written: nothing below Python stops that, as no mapping of a device is read only. It ends with the last
-    view.
+    They are writable: nothing below Python prevents it, because a device has no read-only mappings. The mapping ends
+    with its last view.
     """
 
     def __init__(
@@ -71,21 +71,21 @@ class DeviceMapping:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """As a tensor takes it, which keeps this alive. It is said to be writable, since torch takes nothing else."""
+        """The interface that torch reads; its tensor keeps this alive. Reported as writable, as torch requires."""
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "strides": None, "version": 3}
 
     def __del__(self) -> None:
         if not hasattr(self, "_pid"):
             return
         if os.getpid() != self._pid:
-            self._opened.connection.close()  # a forked child's copy of it
+            self._opened.connection.close()  # a forked child only closes its copy of the connection
             return
         _closing.append(self._opened)
         _close()
 
 
 def _close() -> None:
-    """Close what has ended, unless another caller is about it."""
+    """Close the attachments that have ended, unless another thread is already doing so."""
     while _closing and _lock.acquire(blocking=False):
         try:
             while _closing:
@@ -97,7 +97,7 @@ def _close() -> None:
                     continue
                 try:
                     device.close(address)
-                except ShareError:  # it stays attached until the process ends
+                except ShareError:  # the attachment lasts until the process ends
                     _unclosed.append(connection)
                 else:
                     _let_go(connection)
@@ -106,11 +106,11 @@ def _close() -> None:
 
 
 _unclosed: list[socket.socket] = []
-"""Connections of what could not be closed."""
+"""Connections of attachments whose memory could not be closed."""
 
 
 def _forget() -> None:
-    """Forget, in a forked child, what its parent has open."""
+    """Forget, in a forked child, the memory that its parent has open."""
     global _lock
     _lock = threading.Lock()
     _addresses.clear()
@@ -121,7 +121,7 @@ processes.in_children(_forget)
 
 
 def _let_go(connection: socket.socket) -> None:
-    """Tell the store of a device that this process has closed its memory, or never opened it, and hang up."""
+    """Tell the device's store that this process has closed its memory, or never opened it, and close the connection."""
     with contextlib.suppress(OSError):
         wire.send(connection, {"ask": "detach"})
     connection.close()
@@ -136,7 +136,7 @@ class DeviceHeld:
         self.tensors = on_host.tensors
         self.mapping = mapping
         self.whole: Any = None
-        """A tensor of all bytes, as `xsp.share.modules` makes it."""
+        """A tensor of all bytes, which `xsp.share.modules` makes."""
 
 
 def attach(
@@ -146,17 +146,17 @@ def attach(
     folder: Path | None = None,
     patience_s: float = client.PATIENCE_S,
 ) -> DeviceHeld:
-    """Attach to weights on a device; the store of the device copies them there if it does not hold them.
+    """Attach to weights on a device; the device's store copies them there if it does not hold them.
 
     Args:
-        held: the same weights on the host, which may be let go of afterwards.
-        device: as this process counts them.
-        source: what messages call them.
-        folder: of the store's socket, see `xsp.share.wire.directory`.
-        patience_s: how long to wait for the store, in seconds.
+        held: the same weights on the host; the caller may release them afterwards.
+        device: a device of this process.
+        source: name of the weights in messages.
+        folder: directory of the store's socket, see `xsp.share.wire.directory`.
+        patience_s: seconds to wait for the store.
 
     Raises:
-        ShareError: no store of the device runs, it has no room, or the memory cannot be opened; the message says why.
+        ShareError: the device has no store, the store has no room, or the memory cannot be opened; see the message.
     """
     asked = {"ask": "attach", "key": held.key, "device": device.uuid, "source": source}
     missing = _MISSING.format(device.where, device.ordinal)
@@ -184,12 +184,9 @@ def attach(
 
 
 def status(folder: Path | None = None) -> list[dict[str, Any]]:
-    """Return what stores of devices hold and who is attached, one after the other.
+    """Return the contents and the attached processes of each device's store.
 
-    One that was killed has an `error` instead.
-
-    Raises:
-        ShareError: one of them is of another version, or does not answer.
+    A store that was killed, has another version or does not answer has an entry with an `error` instead.
     """
     found: list[dict[str, Any]] = []
     for name in wire.device_sockets(wire.directory(folder)):
@@ -201,10 +198,10 @@ def status(folder: Path | None = None) -> list[dict[str, Any]]:
 
 
 def evict(key: str, folder: Path | None = None) -> int:
-    """Free what is on devices and attached to nobody, by the first digits of its key; `*` for all; return how many.
+    """Free unattached objects on devices, by the first digits of their key or `*` for all; return how many were freed.
 
     Raises:
-        ShareError: it is attached, or several begin so.
+        ShareError: a process is attached to the object, or several keys begin with these digits.
     """
     found = 0
     for each in status(folder):
@@ -215,12 +212,12 @@ def evict(key: str, folder: Path | None = None) -> int:
 
 
 def check(folder: Path | None = None) -> list[dict[str, Any]]:
-    """Have all of what is on devices compared with the store's memory; return a table for each object.
+    """Compare everything on the devices with the store's memory on the host; return a table for each object.
 
-    What differs (`corrupted` says where) is given to nobody any more: who attaches from then on gets another copy.
+    An object that differs (`corrupted` says where) is no longer handed out: later clients get a new copy.
 
     Raises:
-        ShareError: a store of a device does not answer.
+        ShareError: a device's store does not answer.
     """
     found: list[dict[str, Any]] = []
     for each in status(folder):

@@ -1,12 +1,12 @@
-"""The store of a device: a process that keeps copies of a store's weights on it, and hands out how they are opened.
+"""The store of a device: a process that keeps copies of a store's weights on the device, and hands out their handles.
 
-It attaches to the store of the host as any client does, copies an object onto the device once, waits until it is there,
-and hands out the handle that others map it by (CUDA IPC). No mapping of a device is read only: so a sample of blocks is
-compared with the sealed memory of the host at each attachment, and all of them if that is asked for. An object that
-differs is given to nobody any more.
+It attaches to the store of the host as a client, copies an object onto the device once, waits until the copy is
+complete, and hands out the handle with which other processes map it (CUDA IPC). A device has no read-only mappings.
+Therefore each attachment compares a sample of blocks with the host's sealed memory, and `check` compares all of them.
+An object that differs is no longer handed out.
 
-Memory that its owner frees while others have it mapped is undefined. So it is freed when a client has said that it has
-closed it, or its process has ended; and this process ends after the last client, though the store has ended before.
+Memory that its owner frees while others have it mapped is undefined. It is freed only after each client has reported
+that it closed the memory, or has ended; and this process ends after its last client, even if the host's store ended.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from xsp.share.wire import device_socket, in_memory
 
 BLOCK = 4096
 SAMPLED = 16
-"""Blocks that are compared at an attachment: the first, the last, and others that are drawn."""
+"""Number of blocks compared at each attachment: the first, the last, and randomly drawn ones."""
 
 PIECE = 16 << 20
-"""Bytes of a copy: between pieces, comparisons of other objects have their turn."""
+"""Bytes per copy operation: between two pieces, comparisons of other objects get their turn."""
 
 READY = "ready"
-"""What the process says once clients may come; anything else is why they may not."""
+"""The text that the process writes once it accepts clients; any other text is the reason why it does not."""
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -56,41 +56,41 @@ class OnDevice(Object):
 
     device: driver.Device = field(kw_only=True)
     held: host.Held | None = field(kw_only=True)
-    """The same weights in the store of the host, which has them as long as they are here."""
+    """The same weights in the host's store, which cannot evict them while this copy exists."""
 
     handle: bytes = field(kw_only=True)
     size: int = field(kw_only=True)
-    """Bytes that count; `nbytes` are those that were allocated."""
+    """Bytes of the weights; `nbytes` is the allocated size."""
 
     differs: str = ""
-    """Where it was found to differ from the host's; nothing if it was not."""
+    """Where the object was found to differ from the host's copy; empty if it was not."""
 
     def free(self) -> None:
-        """Give the memory back, and let go of the host's."""
+        """Free the device memory, and detach from the host's copy."""
         self.held = None
-        with contextlib.suppress(ShareError):  # a device that is lost takes its memory with it
+        with contextlib.suppress(ShareError):  # a lost device takes its memory with it
             self.device.free(self.memory)
 
 
 class DeviceStore(Serving[OnDevice]):
-    """Serves a device until the store ends or it is told to end, and then until the last client has gone."""
+    """Serves a device until the host's store ends or `end` is called, and then until the last client has gone."""
 
     WHAT = "store of the device"
 
     def __init__(
         self, folder: Path, ordinal: int, capacity_bytes: int | None = None, eviction: Eviction = Eviction.LRU
     ) -> None:
-        """Take the device, and listen.
+        """Open the device and listen.
 
         Args:
-            folder: of the store's socket; the store runs.
-            ordinal: of the device.
-            capacity_bytes: of all objects together; None for half of what is free.
-            eviction: what goes first where there is no room.
+            folder: directory of the host's store, which has to be running.
+            ordinal: number of the device.
+            capacity_bytes: limit for all objects together; None for half of the free memory.
+            eviction: which objects are evicted first when there is no room.
 
         Raises:
-            ShareError: there is no device, it does not share memory, no store runs, or another one serves the device.
-            UsageError: the capacity is less than the least that is allocated.
+            ShareError: no such device, it cannot share memory, no host store runs, or the device is served already.
+            UsageError: the capacity is smaller than the smallest allocation.
         """
         self.device = driver.device(ordinal)
         if capacity_bytes is None:
@@ -110,7 +110,7 @@ class DeviceStore(Serving[OnDevice]):
         self._asks["check"] = self._check
 
     def _try_to_share(self) -> None:
-        """Share a granule with nobody.
+        """Allocate a granule and request its handle, to see whether the device shares memory.
 
         Raises:
             ShareError: the device does not share memory.
@@ -143,12 +143,12 @@ class DeviceStore(Serving[OnDevice]):
         super()._close()
 
     def _left(self, client: Client) -> None:
-        """Count a client no more, once it cannot have the memory mapped: its process has ended, or it said so."""
+        """Detach a client whose connection has ended; if its process is watched, wait for the process to end."""
         if client.process < 0:
             self.shelf.detach(client)
 
     def _ended(self, client: Client) -> None:
-        """Count a client no more: it has closed the memory, or its process has ended."""
+        """Detach a client that has closed the memory, or whose process has ended."""
         if client.process >= 0:
             self._selector.unregister(client.process)
             os.close(client.process)
@@ -156,7 +156,7 @@ class DeviceStore(Serving[OnDevice]):
         self.shelf.detach(client)
 
     def _answer(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
-        if asked.get("ask") == "detach":  # also while it is ending
+        if asked.get("ask") == "detach":  # also accepted while the store is ending
             self._ended(client)
         else:
             super()._answer(client, asked, sent)
@@ -175,10 +175,10 @@ class DeviceStore(Serving[OnDevice]):
             self._have_done(key, functools.partial(self._copy, key, plain(str(asked.get("source", "")))), self._put)
 
     def _is_intact(self, client: Client, there: OnDevice) -> bool:
-        """Compare a sample of blocks with the host's; what differs is given to nobody any more, also not to the client.
+        """Compare a sample of blocks with the host's copy; if they differ, detach the client and withdraw the object.
 
         Raises:
-            ShareError: the device cannot be read; the client is not attached then.
+            ShareError: the device cannot be read; the client is then detached.
         """
         self._draws += 1
         differs = "?"
@@ -197,7 +197,7 @@ class DeviceStore(Serving[OnDevice]):
             self.shelf.withdraw(there)
 
     def _give(self, client: Client, given: OnDevice, hit: bool, spans: Iterable[Span]) -> None:
-        with contextlib.suppress(OSError):  # a process that this one cannot see: its connection is what counts then
+        with contextlib.suppress(OSError):  # the process is not visible from here: its connection counts
             client.process = os.pidfd_open(client.pid)
             self._selector.register(
                 client.process, selectors.EVENT_READ, functools.partial(self._process_ended, client)
@@ -216,12 +216,12 @@ class DeviceStore(Serving[OnDevice]):
         return {**super()._described(each), "corrupted": each.differs or None}
 
     def status(self) -> dict[str, Any]:
-        """Return what it holds, and who is attached to it."""
+        """Return the contents of the device's store, and the attached processes."""
         device = {"ordinal": self.device.ordinal, "name": self.device.name, "uuid": self.device.uuid}
         return {"device": device, **super().status()}
 
     def _copy(self, key: str, source: str) -> Made[OnDevice]:
-        """Copy an object of the host's onto the device; what goes wrong becomes a message."""
+        """Copy an object of the host's store onto the device; an error becomes a message in the result."""
         spans: list[Span] = []
         reserved, address = 0, 0
         try:
@@ -239,7 +239,7 @@ class DeviceStore(Serving[OnDevice]):
                 if not self._goes_on:
                     raise ShareError(f"the {self.WHAT} is ending")
                 self.device.fill(address + done, held.mapping.address + done, min(PIECE, size - done))
-            self.device.synchronise()  # before anybody can open it: no other process has to wait for an event
+            self.device.synchronise()  # before any client opens it, so that no other process has to wait for an event
             handle = self.device.handle(address)
             ended = clock.monotonic_ns()
             spans.append(Span("share.device.copy", began, ended))
@@ -256,10 +256,10 @@ class DeviceStore(Serving[OnDevice]):
             return Made(None, reserved, spans, message)
 
     def _allocate(self, nbytes: int, source: str) -> tuple[int, int]:
-        """Return the address of memory, and how many objects were evicted for it beyond what the capacity asks for.
+        """Return the address of memory, and the number of objects evicted for it beyond what the capacity requires.
 
         Raises:
-            ShareError: others than this store have it, and nothing that could be evicted is left.
+            ShareError: other processes use the memory, and this store has nothing left to evict.
         """
         evicted = 0
         while True:
@@ -280,12 +280,12 @@ class DeviceStore(Serving[OnDevice]):
     # --- checks ---------------------------------------------------------------------------------------
 
     def _check(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
-        """Have all of what is there compared with the host's."""
+        """Compare all objects with the host's copies."""
         del asked, sent
         if self._waits(client, _CHECK):
             return
         holders = []
-        for each in list(self.shelf.objects.values()):  # nothing is freed while it is compared
+        for each in list(self.shelf.objects.values()):  # attached, so that no object is freed during the comparison
             holder = Client(self._store, os.getpid())
             if self.shelf.attach(holder, each):
                 holders.append(holder)
@@ -317,22 +317,22 @@ class DeviceStore(Serving[OnDevice]):
 
 
 _CHECK = "check"
-"""What those wait for who have asked for a comparison; keys of objects are longer."""
+"""The `waits_for` of clients that have requested a comparison; shorter than any object's key."""
 
 
 class Compared(NamedTuple):
-    """An object that was compared with the host's."""
+    """The result of comparing an object with the host's copy."""
 
     object: OnDevice
     differs: str
-    """Where; nothing if it does not."""
+    """Where it differs; empty if it does not."""
 
     error: str | None
     """Why it could not be compared."""
 
 
 def sample(nbytes: int, draw: int) -> list[int]:
-    """Return the offsets of the blocks that are compared: the first, the last, and others by the number of a draw."""
+    """Return the offsets of the blocks to compare: the first, the last, and others drawn with `draw` as the seed."""
     blocks = -(-nbytes // BLOCK)
     inner = range(1, blocks - 1)
     drawn = random.Random(draw).sample(inner, min(SAMPLED - 2, len(inner)))
@@ -340,11 +340,11 @@ def sample(nbytes: int, draw: int) -> list[int]:
 
 
 def differing(each: OnDevice, offsets: list[int] | None = None) -> str:
-    """Return where an object on a device differs from the host's; nothing if it does not.
+    """Return where an object on a device differs from the host's copy; empty if it does not.
 
     Args:
-        each: what is compared.
-        offsets: of blocks; None for all of it.
+        each: the object.
+        offsets: offsets of the blocks to compare; None for the whole object.
 
     Raises:
         ShareError: the device cannot be read.
@@ -376,12 +376,12 @@ START_S, END_S = 120.0, 2.0
 
 
 def started(folder: Path, ordinal: int, capacity_bytes: int | None, eviction: Eviction) -> subprocess.Popen[bytes]:
-    """Start a process that serves a device, and return it once clients may come.
+    """Start a process that serves a device, and return it once it accepts clients.
 
-    It is in a session of its own: an interrupt in the terminal ends the store, and it ends after its clients.
+    It runs in its own session: an interrupt in the terminal ends the store, and this process follows its clients.
 
     Raises:
-        ShareError: it cannot serve the device; the message says why.
+        ShareError: it cannot serve the device; the message gives the reason.
     """
     reads, writes = os.pipe()
     given = [os.path.abspath(folder), str(ordinal), str(capacity_bytes or ""), eviction.value, str(writes)]
@@ -402,10 +402,10 @@ def started(folder: Path, ordinal: int, capacity_bytes: int | None, eviction: Ev
 def beside(
     serving: Serving[Object], ordinals: Sequence[int], capacity_bytes: int | None, eviction: Eviction
 ) -> dict[int, subprocess.Popen[bytes]]:
-    """Start a process for each device beside a store that does not serve yet, and return them by the device.
+    """Start a process for each device, for a store that does not serve yet, and return the processes by ordinal.
 
     Raises:
-        ShareError: a device cannot be served; then the store has ended, too.
+        ShareError: a device cannot be served; the store is then ended as well.
     """
     found: dict[int, subprocess.Popen[bytes]] = {}
     try:
@@ -421,7 +421,7 @@ def beside(
 
 
 def left(beside: Mapping[int, subprocess.Popen[bytes]]) -> list[tuple[int, int]]:
-    """Wait a moment for such processes to end, and return device and process of those that have clients still."""
+    """Wait up to `END_S` for the processes to end; return (ordinal, process ID) of those that still have clients."""
     until = time.monotonic() + END_S
     found = []
     for ordinal, process in beside.items():
@@ -433,7 +433,7 @@ def left(beside: Mapping[int, subprocess.Popen[bytes]]) -> list[tuple[int, int]]
 
 
 def main(folder: str, ordinal: str, capacity_bytes: str, eviction: str, answers: str) -> None:
-    """Serve a device; for `started`."""
+    """Serve a device; the entry point of the process that `started` starts."""
     with open(int(answers), "w", encoding="utf-8") as answer:
         try:
             capacity = int(capacity_bytes) if capacity_bytes else None

@@ -1,7 +1,7 @@
-"""Memory of a device, by NVIDIA's driver itself: allocated, filled, compared, and shared with other processes by IPC.
+"""Memory of a device, through NVIDIA's driver: allocated, filled, read, and shared with other processes by CUDA IPC.
 
-The driver's library is called without torch. Each call makes the device's primary context current, which is torch's as
-well, and leaves the thread's own one as it was.
+The driver's library is called without torch. Each call makes the device's primary context current, which torch uses as
+well, and restores the thread's own context afterwards.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ LIBRARY = "libcuda.so.1"
 
 HANDLE_BYTES = 64
 GRANULE = 2 << 20
-"""An allocation of whole granules is alone in what its handle opens: smaller ones share theirs with others."""
+"""Bytes; an allocation of whole granules has its handle to itself, whereas smaller ones share one with others."""
 
 _LAZY_PEER_ACCESS = 1
-"""The flag that `cuIpcOpenMemHandle` asks for."""
+"""The flag that `cuIpcOpenMemHandle` requires."""
 
 _OUT_OF_MEMORY, _NOT_INITIALIZED = 2, 3
 
@@ -39,7 +39,7 @@ _REMEDIES = {
     400: _ELSEWHERE,
     801: "the device or its driver does not share memory between processes (some MIG set-ups, WSL, Jetson)",
 }
-"""What to do, by the driver's error code."""
+"""Remedies, by the driver's error code."""
 
 
 class _Handle(ctypes.Structure):
@@ -55,7 +55,7 @@ class _Uuid(ctypes.Structure):
 
 
 class DriverError(ShareError):
-    """A call of the driver failed."""
+    """A failed call of the driver."""
 
     def __init__(self, where: str, call: str, code: int, name: str) -> None:
         remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
@@ -64,7 +64,7 @@ class DriverError(ShareError):
 
     @property
     def is_memory(self) -> bool:
-        """Whether there was no memory."""
+        """Whether the device was out of memory."""
         return self.code == _OUT_OF_MEMORY
 
 
@@ -90,17 +90,17 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuIpcOpenMemHandle_v2": (_POINTER, _Handle, ctypes.c_uint),
     "cuIpcCloseMemHandle": (_ADDRESS,),
 }
-"""The calls that are made, with the versions that the driver's header gives them, and what they take."""
+"""The functions used, with the version suffixes of the driver's header, and their argument types."""
 
 
 class _Driver:
-    """The library."""
+    """The driver's library."""
 
     def __init__(self, library: str) -> None:
-        """Load and initialise it.
+        """Load and initialise the library.
 
         Raises:
-            ShareError: it is not there, too old, or finds no device.
+            ShareError: it is missing or too old, or finds no device.
         """
         try:
             loaded = ctypes.CDLL(library)
@@ -118,10 +118,10 @@ class _Driver:
         self.call("the driver", "cuInit", 0)
 
     def call(self, where: str, name: str, *given: Any) -> None:
-        """Make a call.
+        """Call a function of the library.
 
         Raises:
-            DriverError: it fails.
+            DriverError: the call fails.
         """
         code = self._calls[name](*given)
         if code:
@@ -131,13 +131,13 @@ class _Driver:
 
 
 _opened: dict[tuple[int, str, int], Device] = {}
-"""Devices of this process, by its number, the library and theirs."""
+"""Opened devices, by process ID, library and ordinal."""
 
 _opening = threading.Lock()
 
 
 def device(ordinal: int) -> Device:
-    """Return a device of this process, as torch counts them.
+    """Return a device of this process; the ordinal is torch's.
 
     Raises:
         ShareError: there is no driver, or no such device.
@@ -150,13 +150,13 @@ def device(ordinal: int) -> Device:
 
 
 class Device:
-    """A device, and memory on it. All threads may use it."""
+    """A device, and operations on its memory. It is thread-safe."""
 
     def __init__(self, driver: _Driver, ordinal: int) -> None:
-        """Make its primary context; it stays until the process ends.
+        """Retain the device's primary context until the process ends.
 
         Raises:
-            DriverError: there is no such device, or it cannot be used.
+            ShareError: there is no such device, or it cannot be used.
         """
         self.ordinal = ordinal
         self._driver = driver
@@ -173,14 +173,14 @@ class Device:
         self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), number)
         self.name = name.value.decode(errors="replace")
         self.uuid = bytes(uuid).hex()
-        """Of the device, or of the part of it that MIG gives; the same in all processes."""
+        """Identifier of the device or of its MIG instance; the same in all processes."""
 
         self._context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
 
     @property
     def where(self) -> str:
-        """What messages call it."""
+        """Name of the device in messages."""
         return f"cuda:{self.ordinal}"
 
     def _call(self, name: str, *given: Any) -> None:
@@ -195,7 +195,7 @@ class Device:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def memory(self) -> tuple[int, int]:
-        """Return how many bytes are free, and how many there are."""
+        """Return the free and the total bytes."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         with self._current():
             self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
@@ -205,7 +205,7 @@ class Device:
         """Return the address of memory that can be shared.
 
         Raises:
-            DriverError: there is none.
+            DriverError: the device has no memory left.
         """
         address = ctypes.c_uint64()
         with self._current():
@@ -213,27 +213,27 @@ class Device:
         return address.value
 
     def free(self, address: int) -> None:
-        """Give memory back, which no other process may have open."""
+        """Free memory, which no other process may have open."""
         with self._current():
             self._call("cuMemFree_v2", address)
 
     def fill(self, address: int, source: int, nbytes: int) -> None:
-        """Copy memory of the host to the device; it is there after `synchronise`."""
+        """Copy host memory to the device; the copy is complete after `synchronise`."""
         with self._current():
             self._call("cuMemcpyHtoD_v2", address, source, nbytes)
 
     def read(self, address: int, target: int, nbytes: int) -> None:
-        """Copy memory of the device to the host, and wait for it."""
+        """Copy device memory to the host, and wait for the copy."""
         with self._current():
             self._call("cuMemcpyDtoH_v2", target, address, nbytes)
 
     def synchronise(self) -> None:
-        """Wait for all that this process has the device do."""
+        """Wait for all work that this process has submitted to the device."""
         with self._current():
             self._call("cuCtxSynchronize")
 
     def handle(self, address: int) -> bytes:
-        """Return what other processes open memory by.
+        """Return the handle with which other processes open the memory.
 
         Raises:
             DriverError: the device does not share memory.
@@ -244,7 +244,7 @@ class Device:
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """Map what another process has shared, and return the address. Once a handle: a second time may be an error.
+        """Map memory shared by another process, and return the address. Opening a handle a second time may be an error.
 
         Raises:
             DriverError: it cannot be opened.
@@ -256,7 +256,7 @@ class Device:
         return address.value
 
     def close(self, address: int) -> None:
-        """End such a mapping, once all that this process has the device do is done."""
+        """Unmap memory from `open`, after all work that this process has submitted to the device."""
         with self._current():
             self._call("cuCtxSynchronize")
             self._call("cuIpcCloseMemHandle", address)

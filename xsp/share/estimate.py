@@ -1,11 +1,11 @@
-"""Whether sharing weights would pay, foretold from their size and number and from constants of this machine.
+"""Whether sharing weights would pay, estimated from their size and number and from constants of this machine.
 
-ρ of a way to load without a store is the time that it takes and `attach` does not: bytes over the bandwidth at which it
-moves them, less what `attach` takes more for each tensor and for asking the store (A. Dakkak et al., TrIMS, 2019):
+ρ of a way to load without a store is the time it takes beyond that of `attach`: bytes over the bandwidth at which it
+moves them, minus the extra time of `attach` per tensor and per request to the store (A. Dakkak et al., TrIMS, 2019):
 
     ρ = bytes / bandwidth - (tensors · (attach - other) + asking)
 
-Bandwidths are those of `xsp bench transfers`; the costs of tensors and of asking are measured on two small files.
+Bandwidths come from `xsp bench transfers`; the costs per tensor and per request are measured on two small files.
 """
 
 from __future__ import annotations
@@ -29,57 +29,57 @@ from xsp.share.measured import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, WARM
 
 FEW, MANY = 2, 1000
-"""Tensors of the files of which costs are measured."""
+"""Numbers of tensors in the two files on which costs are measured."""
 
 TURNS = 3
 NEEDED = ("copy", "read-cached", "first-touch")
-"""Families of transfers."""
+"""Families of transfers that the estimate needs."""
 
 
 class Cost(NamedTuple):
-    """What a way takes in nanoseconds, without its bytes."""
+    """Nanoseconds that a way takes, without moving the bytes."""
 
     fixed_ns: float
     tensor_ns: float
 
     def of(self, tensors: int) -> float:
-        """Return what so many tensors take."""
+        """Return the nanoseconds for this number of tensors."""
         return self.fixed_ns + tensors * self.tensor_ns
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Of this machine."""
+    """Constants of this machine."""
 
     costs: Mapping[str, Cost]
-    """By way."""
+    """Costs by way."""
 
     shapes: Mapping[str, Shape]
-    """By family of transfers."""
+    """Curves by family of transfers."""
 
     digest_ns: float
-    """Of a byte, by which the store tells weights."""
+    """Nanoseconds per byte of the SHA-256 by which the store identifies weights."""
 
     def moved_ns(self, family: str, nbytes: int) -> float:
-        """Return what it takes to move so many bytes."""
+        """Return the nanoseconds to move this number of bytes."""
         return max(0.0, self.shapes[family].seconds(nbytes)) * 1e9
 
 
 class Foretold(NamedTuple):
-    """What sharing would save over one way, in one state."""
+    """The estimated saving of sharing over one way, in one state."""
 
     way: str
     state: str
     nbytes: int
     tensors: int
     other_ns: float
-    """What the way takes to load, without the first call."""
+    """Nanoseconds that the way takes to load, without the first call."""
 
     attach_ns: float
 
     @property
     def saved_ns(self) -> float:
-        """ρ."""
+        """ρ in nanoseconds."""
         return self.other_ns - self.attach_ns
 
     @property
@@ -89,10 +89,10 @@ class Foretold(NamedTuple):
 
 
 def curves(timings: Timings) -> dict[str, Shape]:
-    """Return the curves of transfers that are needed, of one thread.
+    """Return the single-threaded curves of the families in `NEEDED`.
 
     Raises:
-        ShareError: one of them was not timed on this machine.
+        ShareError: a family was not timed on this machine.
     """
     found = {
         each.family.name: each.shape
@@ -109,7 +109,7 @@ def curves(timings: Timings) -> dict[str, Shape]:
 
 
 def costs(told: measuring.Told = lambda *_: None) -> dict[str, Cost]:
-    """Measure what tensors and asking take, by way: a few tensors and a thousand, a few bytes each, in turns.
+    """Measure the cost per tensor and per request, by way, on files of 2 and of 1000 tiny tensors, in turns.
 
     Raises:
         ShareError: libraries are missing, or no store can be started.
@@ -135,7 +135,7 @@ def costs(told: measuring.Told = lambda *_: None) -> dict[str, Cost]:
 
 
 def digest_ns() -> float:
-    """Return the nanoseconds that SHA-256 takes for a byte."""
+    """Return the nanoseconds that SHA-256 takes per byte."""
     data = bytes(weights.CHUNK)
     taken = []
     for _ in range(TURNS):
@@ -146,11 +146,11 @@ def digest_ns() -> float:
 
 
 def foretell(nbytes: int, tensors: int, known: Constants) -> list[Foretold]:
-    """Return what sharing weights would save over each way, warm and cold.
+    """Return the saving of sharing weights over each way, warm and cold.
 
-    Warm, the file is in the page cache and the store holds the weights. `load_file` and `attach` map, and both touch
-    the same pages later; `torch.load` reads into fresh memory. Cold, neither is there: all read the file from the
-    disk, and the store fills fresh memory from it first, which the next client has no more to wait for.
+    Warm: the file is in the page cache and the store holds the weights. `load_file` and `attach` map memory, and both
+    touch the same pages later; `torch.load` reads into fresh memory. Cold: neither holds. All ways read the file from
+    the disk, and the store fills fresh memory first, for which the next client does not have to wait again.
     """
     copying = known.moved_ns("first-touch", nbytes) + known.moved_ns("read-cached", nbytes)
     attach = known.costs[ATTACH].of(tensors)
@@ -164,7 +164,7 @@ def foretell(nbytes: int, tensors: int, known: Constants) -> list[Foretold]:
 
 
 def groups(tensors: Sequence[weights.Tensor]) -> dict[str, tuple[int, int]]:
-    """Return bytes and number of tensors by the first part of their names, largest first: what a model is made of."""
+    """Return bytes and number of tensors of a model's parts, by the first component of the names, largest first."""
     found: dict[str, tuple[int, int]] = {}
     for each in tensors:
         name = each.name.partition(".")[0]

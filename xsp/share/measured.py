@@ -1,11 +1,11 @@
-"""A process that is measured: it loads weights in one of the ways, calls the model once, and says what that took.
+"""A process under measurement: it loads weights in one of the ways, calls the model once, and reports both times.
 
-Modules are imported and the model is built, without values, before the time begins; each way puts tensors into the
-module in the same manner. So what is compared is loading and the first call, and nothing that all ways have in common.
+Modules are imported and the model is built without values before the clock starts, and all ways put tensors into the
+module in the same manner. The comparison therefore covers loading and the first call, and nothing common to all ways.
 
-To start Python and import torch takes seconds. So a process that has built the model forks children, one after the
-other, each of which loads and calls for the first time. Until then it computes on one thread, as a pool of threads does
-not survive a fork.
+Starting Python and importing torch takes seconds. Therefore a process that has built the model forks children, one
+after the other, each of which loads and calls for the first time. Until then it computes on one thread, because a
+thread pool does not survive a fork.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WAYS = (MMAP, PICKLE, ATTACH)
 
 
 def work(parent: int, answers: int) -> None:
-    """Do what lines of stdin ask for, and answer in lines: `prepare`, `build`, `load`, `memory`.
+    """Execute the requests on stdin, and answer each with a line: `prepare`, `build`, `load`, `memory`.
 
-    After `fork` a child answers, until it is asked for `end`; then, or when it has ended otherwise, this process does.
+    After `fork` the child answers, until the request `end`; when the child has ended, this process continues.
 
     Args:
-        parent: number of the process that asks; this one ends with it.
-        answers: descriptor to write to.
+        parent: process ID of the process that sends requests; this process ends with it.
+        answers: descriptor to write answers to.
     """
     processes.end_with_parent(parent)
     state: dict[str, Any] = {}
@@ -52,14 +52,14 @@ def work(parent: int, answers: int) -> None:
                     answer = _DO[asked["do"]](asked, state)
                 except XspError as error:
                     answer = {"error": str(error)}
-                except Exception as error:  # of a model, or a library: the one who asks says it
+                except Exception as error:  # of a model or a library: the requesting process reports it
                     said = (str(error).splitlines() or [""])[0]
                     answer = {"error": f"{type(error).__name__}: {said}"}
             out.write(json.dumps(answer).encode() + b"\n")
 
 
 def _begin_child(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Make memory of Python's objects this child's own, as that of a process that was not forked is."""
+    """Set up a child: give it its own copy of the memory of Python objects, as a process that was not forked has."""
     processes.end_with_parent(os.getppid())
     gc.collect()
     state["torch"].set_num_threads(state["threads"])
@@ -73,7 +73,7 @@ def _wait(child: int) -> dict[str, Any]:
 
 
 def _prepare(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Write what all processes read: the model's input, and the weights in both forms."""
+    """Write the files that all processes read: the model's input, and the weights in both formats."""
     import torch
     from safetensors.torch import load_file, save_model
 
@@ -101,7 +101,7 @@ def _prepare(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Import what is needed, and make the module without values; `forks` says that children are to use it."""
+    """Import the libraries, and build the module without values; with `forks`, on one thread, for children to use."""
     import safetensors.torch
     import torch
 
@@ -124,7 +124,7 @@ def _build(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Load in the `way` and call, and return the nanoseconds of both."""
+    """Load in the given `way`, call the model, and return the nanoseconds of both."""
     state["way"] = asked["way"]
     torch = state["torch"]
     began = clock.monotonic_ns()
@@ -163,8 +163,8 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def assign(torch: Any, module: Any, tensors: Mapping[str, Any]) -> None:
-    """Put tensors into a module without copies; tied parameters stay tied, as `load_state_dict` does not keep them."""
-    made: dict[int, tuple[Any, Any]] = {}  # with what it replaces, so that no number is given twice
+    """Put tensors into a module without copies; unlike `load_state_dict`, keep tied parameters tied."""
+    made: dict[int, tuple[Any, Any]] = {}  # the replaced parameter is kept, so that its id is not reused
     for name, owner, own in _slots(module):
         there = owner._parameters.get(own)
         if there is None:
@@ -187,22 +187,22 @@ def _slots(module: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def _memory(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Return the bytes that this process takes, and how many of them are weights that others may share."""
+    """Return the bytes that this process takes, and how many of them are weights that can be shared."""
     del asked
     weights = os.path.realpath(state["weights"])
     return memory_of("self", lambda path: path == weights or path.startswith("/memfd:xsp-share"))
 
 
 def memory_of(process: int | str, is_weights: Any = lambda path: False) -> dict[str, Any]:
-    """Return the proportional set size (PSS) of a process in bytes: what is its own and its part of what is shared.
+    """Return the proportional set size (PSS) of a process in bytes: its own memory and its part of the shared memory.
 
     Args:
-        process: its number, or "self".
+        process: process ID, or "self".
         is_weights: whether a mapping of this path holds weights.
 
     Returns:
-        `pss`; `libraries`: files that are mapped, without weights; `weights`: of mappings that hold them. Nothing where
-        the system does not tell.
+        `pss`; `libraries`, the PSS of mapped files other than weights; `weights`, the PSS of mappings of weights. Empty
+        if the system does not report them.
     """
     try:
         with open(f"/proc/{process}/smaps_rollup", encoding="ascii", errors="replace") as lines:
@@ -226,7 +226,7 @@ def memory_of(process: int | str, is_weights: Any = lambda path: False) -> dict[
 
 
 def _small(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Write files of many small tensors, in both forms."""
+    """Write files of many small tensors, in both formats."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -243,7 +243,7 @@ def _names(count: int) -> list[str]:
 
 
 def _time(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Load such a file into a module of pairs of tensors, twice, and return the nanoseconds of the second time."""
+    """Load a small file into a module of pairs of tensors, twice, and return the nanoseconds of the second time."""
     torch = state["torch"]
     pickled = Path(asked["folder"]) / f"{asked['count']}.pt"
     taken = 0

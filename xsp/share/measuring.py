@@ -1,9 +1,9 @@
-"""Whether sharing pays: processes load the same weights in turns, by the store and by what needs no store.
+"""Whether sharing pays: processes load the same weights in turns, through the store and in ways without a store.
 
-Each is forked by one that has built the model and computed nothing yet, so its loading and its call are the first. The
-ways are `safetensors.torch.load_file`, which maps the file and so shares its pages, `torch.load`, and `attach`.
-Each is taken warm (the file is in the page cache, and the store holds it) and cold (neither). A few processes of each
-way at a time tell what one more of them takes of memory.
+Each process is forked from one that has built the model but computed nothing, so its load and its call are the first.
+The ways are `safetensors.torch.load_file`, which maps the file and so shares its pages, `torch.load`, and `attach`.
+Each way is measured warm (the file is in the page cache, and the store holds the weights) and cold (neither). A few
+concurrent processes of each way show how much memory one more process takes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from xsp.share.measured import ATTACH, MMAP, WAYS, memory_of
 
 WARM, COLD = "warm", "cold"
 TOGETHER = 3
-"""Processes of a way at a time, for memory."""
+"""Concurrent processes of a way for the memory measurement."""
 
 TURNS = 12
 COLD_TURNS = 5
-"""After so many nothing is measured cold any more: warm is what a store is for."""
+"""Maximum number of cold turns: warm is the state that a store is for."""
 
 START_S = 120.0
 ANSWER_S = 300.0
@@ -43,7 +43,7 @@ END_S = 5.0
 """Seconds that a process that no longer answers may take to end."""
 
 COLD_SHARE = 0.02
-"""More than this of a file in memory, after it was to be dropped, and it is not cold."""
+"""A file is not cold if more than this share of it is still in memory after dropping it."""
 
 _CODE = processes.calling("xsp.share.measured", "work")
 _STORE = (
@@ -53,42 +53,42 @@ _STORE = (
 )
 
 Told = Callable[[str, int, int], None]
-"""Called before each process with what comes, how many were, and how many there are at most."""
+"""Called before each process with a description, the number of processes so far, and the maximum number."""
 
 
 @dataclass
 class Taken:
-    """What processes of one way and state took, one of each turn."""
+    """Times of the processes of one way and state, one process per turn."""
 
     load_ns: list[float] = field(default_factory=list)
     call_ns: list[float] = field(default_factory=list)
 
     @property
     def total_ns(self) -> list[float]:
-        """Of loading and the first call."""
+        """Nanoseconds of loading and the first call."""
         return [load + call for load, call in zip(self.load_ns, self.call_ns, strict=True)]
 
 
 class Memory(NamedTuple):
-    """Bytes that processes of one way take, as proportional set sizes without the libraries that they map."""
+    """Bytes that processes of one way take, as proportional set sizes without the mapped libraries."""
 
     one: int
-    """A single process, with what else the way needs (the store)."""
+    """Bytes of a single process, with everything else that the way needs (the store)."""
 
     each: float
-    """One process more; from several processes at a time."""
+    """Bytes per further process, from several concurrent processes."""
 
     pss: int
-    """The proportional set size of one of those, libraries included."""
+    """Proportional set size of one of the concurrent processes, libraries included."""
 
     def of(self, count: int) -> float:
-        """Return what so many processes take."""
+        """Return the bytes for this number of processes."""
         return self.one + (count - 1) * self.each
 
 
 @dataclass
 class Measured:
-    """All that was measured."""
+    """The result of a measurement."""
 
     source: str
     module: str
@@ -102,7 +102,7 @@ class Measured:
     """Why nothing was measured cold."""
 
     large_bytes: int | None = None
-    """How many bytes of the weights had large pages in the store; None if that is not known."""
+    """Bytes of the weights that have large pages in the store; None if unknown."""
 
 
 def measure(
@@ -114,22 +114,22 @@ def measure(
     states: Sequence[str] = (WARM, COLD),
     together: int = TOGETHER,
 ) -> Measured:
-    """Measure all ways in turns, until it is known whether `attach` takes less time than `load_file`, both warm.
+    """Measure all ways in turns, until it is clear whether `attach` takes less time than `load_file`, both warm.
 
-    A store of its own is started for it and ended. The order within a turn is drawn anew.
+    A separate store is started for the measurement and ended afterwards. The order within each turn is random.
 
     Args:
-        source: a safetensors file, or the name of a model, whose weights are then by seed.
-        module: the name of the model that the file is of; without one tensors are read once in place of a call.
-        turns: at most; 3 or more.
-        seed: of the order.
-        told: see `Told`.
+        source: a safetensors file, or the name of a model, whose weights are then initialised from a seed.
+        module: the name of the model to which the file belongs; without it, tensors are read once instead of a call.
+        turns: maximum number of turns; 3 or more.
+        seed: seed of the order.
+        told: progress callback, see `Told`.
         states: which of warm and cold to measure.
-        together: processes at a time for memory; 2 or more, or 0 to leave memory out.
+        together: concurrent processes for memory; 2 or more, or 0 to leave memory out.
 
     Raises:
-        ShareError: a process says why it cannot load the weights or call the model.
-        UsageError: a number of turns that makes no sense.
+        ShareError: a process cannot load the weights or call the model; the message gives the reason.
+        UsageError: the number of turns is invalid.
     """
     how = evidence.repeats(turns)
     for library in ("torch", "safetensors"):
@@ -199,7 +199,7 @@ def _take_memory(
     told: Told,
     together: int,
 ) -> None:
-    """Measure one process, and several at a time, of each way."""
+    """Measure the memory of one process, and of several concurrent processes, of each way."""
     for place, way in enumerate(WAYS):
         totals: list[int] = []
         pss = 0
@@ -216,7 +216,7 @@ def _take_memory(
                 if way == ATTACH:
                     told_of.append(memory_of(store.pid))
             if not all(told_of):
-                return  # the system does not tell
+                return  # the system does not report it
             totals.append(sum(each["pss"] - each["libraries"] for each in told_of))
             pss = told_of[0]["pss"]
         found.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (together - 1), pss)
@@ -227,7 +227,7 @@ def _take_memory(
 
 @contextlib.contextmanager
 def started() -> Iterator[processes.Asked]:
-    """Run a process that is measured."""
+    """Run a process under measurement."""
     process = processes.Asked(_CODE, str(os.getpid()))
     try:
         yield process
@@ -236,10 +236,10 @@ def started() -> Iterator[processes.Asked]:
 
 
 def answer_of(process: processes.Asked, question: dict[str, Any]) -> dict[str, Any]:
-    """Ask such a process, and return its answer.
+    """Send a request to a process under measurement, and return its answer.
 
     Raises:
-        ShareError: it says why it cannot, ends, or takes too long.
+        ShareError: the process reports an error, ends, or takes too long.
     """
     process.ask(question)
     until = time.monotonic() + ANSWER_S
@@ -257,7 +257,7 @@ def answer_of(process: processes.Asked, question: dict[str, Any]) -> dict[str, A
 
 @contextlib.contextmanager
 def store_at(folder: Path, capacity: int, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a store of so many bytes in a directory, in a process of its own, with more words of `xsp share serve`."""
+    """Run a store of `capacity` bytes in a subprocess; `words` are further arguments of `xsp share serve`."""
     given = [str(os.getpid()), str(folder), str(capacity), *words]
     process = processes.start_python(_STORE, *given, stdin=subprocess.DEVNULL)
     try:
@@ -280,7 +280,7 @@ def store_at(folder: Path, capacity: int, *words: str) -> Iterator[subprocess.Po
 
 
 def _bring_about(state: str, files: Sequence[Path], store: Path) -> None:
-    """Have the files in memory and their weights in the store, or neither."""
+    """Bring the files into memory and their weights into the store (warm), or remove both (cold)."""
     if state == WARM:
         for path in files:
             with open(path, "rb", buffering=0) as file:
@@ -289,7 +289,7 @@ def _bring_about(state: str, files: Sequence[Path], store: Path) -> None:
         client.attach(files[0], store)
         return
     until = time.monotonic() + START_S
-    while client.evict("*", store)["attached"]:  # the process of the turn before is heard of a moment later
+    while client.evict("*", store)["attached"]:  # the end of the last turn's process is noticed late
         if time.monotonic() > until:
             raise ShareError("the weights stay attached, so that nothing can be measured cold")
         time.sleep(0.005)
@@ -298,14 +298,14 @@ def _bring_about(state: str, files: Sequence[Path], store: Path) -> None:
 
 
 def _drop(path: Path) -> None:
-    """Ask the system to forget what it keeps of a file."""
+    """Ask the system to drop a file from the page cache."""
     with open(path, "rb") as file:
-        os.fsync(file.fileno())  # pages that are not written yet cannot be dropped
+        os.fsync(file.fileno())  # dirty pages cannot be dropped
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _not_cold(files: Sequence[Path]) -> str:
-    """Return why files cannot be made cold; nothing where they can."""
+    """Return the reason why files cannot be made cold; empty if they can."""
     for path in files:
         _drop(path)
         share = resident(path)
@@ -317,14 +317,14 @@ def _not_cold(files: Sequence[Path]) -> str:
 
 
 def resident(path: Path) -> float | None:
-    """Return which share of a file's pages is in memory; None where the system does not tell."""
+    """Return the share of a file's pages that is in memory; None if the system does not report it."""
     size = path.stat().st_size
     libc = ctypes.CDLL(None, use_errno=True)
     if not size or not hasattr(libc, "mincore"):
         return None
     pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
     with open(path, "rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as mapped:
-        # a private mapping that may be written gives its address, and nobody writes it
+        # ctypes gives the address only of a writable mapping; this one is private, and nothing writes to it
         address = ctypes.addressof(ctypes.c_ubyte.from_buffer(mapped))
         failed = libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages)
     return None if failed else sum(each & 1 for each in pages) / len(pages)

@@ -1,7 +1,7 @@
-"""Shared weights in a module of torch: parameters become views of memory that nobody can write.
+"""Shared weights in a torch module: parameters become views of memory that no process can write.
 
-What is shared are parameters. Buffers are written in training (running statistics) and are small, so each process has
-its own copy of them; a parameter of another type than the file's is a copy too, if that is asked for.
+Only parameters are shared. Buffers are written in training (running statistics) and are small, so each process has its
+own copy of them. A parameter whose type differs from the file's is also copied, with `cast=True`.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _REMEDY = "xsp.share.detach(module) makes them this process's own, to train or t
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor lies in memory that this process shares, and is read only."""
+    """Return whether a tensor lies in shared memory of this process, which is read-only."""
     if tensor.is_meta:
         return False
-    at = tensor.data_ptr()  # those of devices and of the host are of one address space
+    at = tensor.data_ptr()  # unified addressing: host and device addresses do not overlap
     return any(each.address <= at < each.address + each.nbytes for each in _live)
 
 
 class SharedParameter(torch.nn.Parameter):
     """A parameter in shared memory: it takes no gradient, and its methods that write raise.
 
-    What writes below Python (an optimizer's fused step, NumPy's view) is stopped by the system: SIGSEGV, in the process
-    that writes. On a device nothing stops it.
+    Writes below Python (an optimizer's fused step, NumPy's view) are stopped by the system: SIGSEGV in the process that
+    writes. On a device nothing stops them.
     """
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         """Refuse gradients.
 
         Raises:
-            RuntimeError: they are asked for.
+            RuntimeError: gradients are requested, and the memory is shared.
         """
         if requires_grad and is_shared(self):
             raise RuntimeError(f"{_WRITTEN}, so they cannot be trained; {_REMEDY}")
@@ -158,10 +158,10 @@ def attach(
 
 
 def _ordinal(given: str | torch.device) -> int | None:
-    """Return the number of a device; None for the host.
+    """Return the ordinal of a device; None for the host.
 
     Raises:
-        ShareError: it is none whose memory can be shared.
+        ShareError: memory of this device cannot be shared.
     """
     try:
         found = torch.device(given)
@@ -182,17 +182,17 @@ def _ordinal(given: str | torch.device) -> int | None:
 
 
 Held = client.Held | DeviceHeld
-"""What this process is attached to, on the host or on a device."""
+"""Weights that this process is attached to, on the host or on a device."""
 
 Slot = tuple[torch.nn.Module, str]
 """A module, and the name of a tensor in it."""
 
 
 def _assigned(module: torch.nn.Module, held: Sequence[Held], source: str, strict: bool, cast: bool) -> Attachment:
-    """Put what is held into a module.
+    """Put the attached weights into a module.
 
     Raises:
-        ShareError: it does not fit.
+        ShareError: they do not match the module.
     """
     place = _place(held[0])
     parameters, buffers, volatile, others = _slots(module, place)
@@ -265,12 +265,12 @@ def _assigned(module: torch.nn.Module, held: Sequence[Held], source: str, strict
 def _slots(
     module: torch.nn.Module, place: torch.device
 ) -> tuple[dict[str, Slot], dict[str, Slot], list[str], list[Slot]]:
-    """Return where a module's parameters and buffers are, by name, and buffers that no file has.
+    """Return the places of a module's parameters and of its persistent buffers, by name, and of non-persistent buffers.
 
-    Of these the names of those without values, and where those are that have some elsewhere than a device.
+    Of the latter: names of those without values (on the meta device), and places of those to be moved to the device.
 
     Raises:
-        ShareError: it holds what cannot be replaced: what is on another device, or not made yet.
+        ShareError: a parameter cannot be replaced: it is on another device, not a plain tensor, or not initialised yet.
     """
     parameters: dict[str, Slot] = {}
     buffers: dict[str, Slot] = {}
@@ -308,7 +308,7 @@ def _checked(held: Held, tensor: Tensor, wanted: Any, where: str) -> torch.Tenso
     """Return the view of a tensor.
 
     Raises:
-        ShareError: it has another shape than what it is for.
+        ShareError: its shape differs from that of the parameter or buffer.
     """
     if tensor.shape != wanted.shape:
         raise ShareError(
@@ -318,7 +318,7 @@ def _checked(held: Held, tensor: Tensor, wanted: Any, where: str) -> torch.Tenso
 
 
 def view_of(held: Held, tensor: Tensor) -> torch.Tensor:
-    """Return a tensor of what is held, as a view, which keeps the attachment alive."""
+    """Return a tensor of attached weights, as a view, which keeps the attachment alive."""
     kind = TYPES[tensor.dtype]
     if not tensor.nbytes:
         return torch.empty(tensor.shape, dtype=kind, device=_place(held))
@@ -334,7 +334,7 @@ def _place(held: Held) -> torch.device:
 
 
 def _whole(held: DeviceHeld) -> torch.Tensor:
-    """Return all bytes of what is held on a device, as one tensor, which is made once."""
+    """Return all bytes of weights on a device as one tensor, which is created once."""
     if held.whole is None:
         held.whole = on_device(held.mapping)
     whole: torch.Tensor = held.whole
@@ -342,7 +342,7 @@ def _whole(held: DeviceHeld) -> torch.Tensor:
 
 
 def on_device(mapping: DeviceMapping) -> torch.Tensor:
-    """Return the bytes of a mapping as a tensor, which keeps it alive."""
+    """Return the bytes of a mapping as a tensor, which keeps the mapping alive."""
     torch.cuda.init()
     return torch.as_tensor(mapping, device=f"cuda:{mapping.device.ordinal}")
 
@@ -370,7 +370,7 @@ class _Refuses:
         return type(module).train(module, mode)
 
     def __reduce__(self) -> Any:
-        return _Refuses, (self._module(),)  # of a copy, its copy
+        return _Refuses, (self._module(),)  # the copy of a module gets the copy of its weakly referenced module
 
 
 def _refuse_training(module: torch.nn.Module) -> None:
@@ -409,10 +409,10 @@ def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> s
 
 
 def _saved(weights: Mapping[str, torch.Tensor]) -> int:
-    """Return the descriptor of memory with a state dict, as safetensors writes it.
+    """Return the descriptor of memory that holds a state dict in safetensors format.
 
     Raises:
-        ShareError: it holds what the format does not have.
+        ShareError: the state dict has a value that the format does not support.
     """
     from safetensors.torch import save
 

@@ -1,8 +1,8 @@
-"""Mappings of shared memory at addresses where the system can use large pages, and large pages for what is there.
+"""Mappings of shared memory, aligned so that the system can use large pages, and large pages for that memory.
 
-Memory of a memfd has pages of 4 KiB in most systems' settings (`shmem_enabled` is `never`), and a process that reads
-it for the first time takes a page fault for every few of them. `MADV_COLLAPSE` asks for large pages for one range,
-whatever that setting is but `deny`, without privileges; Linux has it since 6.1.
+With most systems' settings (`shmem_enabled` is `never`), a memfd has pages of 4 KiB, and the first process to read it
+takes a page fault for every few of them. `MADV_COLLAPSE` requests large pages for one range, under any setting except
+`deny`, without privileges; Linux has it since 6.1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LIBC = _library()
 
 
 def large() -> int:
-    """Return the bytes of a large page; 0 where the system has none."""
+    """Return the bytes of a large page; 0 if the system has none."""
     try:
         return int(_SIZE.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -44,7 +44,7 @@ def large() -> int:
 
 
 def mapped(memory: int, nbytes: int) -> int:
-    """Map a descriptor for reading, shared, and return the address: a multiple of a large page, where there are any.
+    """Map a descriptor for reading, shared, and return the address, aligned to a large page if the system has any.
 
     Raises:
         OSError: it cannot be mapped.
@@ -77,22 +77,22 @@ def _map(address: int | None, nbytes: int, protection: int, flags: int, memory: 
 
 
 def unmap(address: int, nbytes: int, munmap: Any = _LIBC.munmap) -> None:
-    """End a mapping of `mapped`; it can be called while the interpreter ends."""
+    """Unmap memory from `mapped`; safe to call at interpreter shutdown."""
     munmap(address, nbytes)
 
 
 def enlarge(memory: int, nbytes: int, goes_on: Callable[[], bool]) -> int:
-    """Give a memfd that has no content yet large pages, as far as whole ones fit and the system has any.
+    """Give an empty memfd large pages, for as many whole ones as fit and the system provides.
 
-    Done before anything is written it costs no more time than small pages do: none of them is made and copied.
+    Before the first write this costs no more time than small pages, because no small page is allocated and then copied.
 
     Args:
         memory: descriptor.
-        nbytes: the size that it gets.
-        goes_on: asked now and then; False ends it.
+        nbytes: new size of the memfd.
+        goes_on: polled before each large page; False stops the loop.
 
     Returns:
-        The bytes that have large pages.
+        The number of bytes that have large pages.
     """
     size = large()
     try:
@@ -105,12 +105,12 @@ def enlarge(memory: int, nbytes: int, goes_on: Callable[[], bool]) -> int:
     done = 0
     try:
         while done + size <= nbytes and goes_on():
-            os.pwrite(memory, b"\0", done)  # of what has no page at all none is made
+            os.pwrite(memory, b"\0", done)  # a range without any page is not collapsed
             if _LIBC.madvise(address + done, size, _MADV_COLLAPSE):
-                break  # an older system, a setting, or no free memory in one piece: the rest has small pages
+                break  # an old kernel, a setting, or no contiguous free memory: the rest gets small pages
             done += size
     except OSError:
-        pass  # memory is full: who writes what is to be there says so
+        pass  # memory is full: the caller's writes report it
     finally:
         unmap(address, nbytes)
     return done

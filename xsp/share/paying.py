@@ -1,4 +1,4 @@
-"""Whether what was measured says that sharing pays, in one sentence with its figures."""
+"""Verdict on a measurement: whether sharing pays, in one sentence with the figures."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from xsp.share.weights import Tensor
 PAYS, DOES_NOT, CANNOT_TELL = "pays", "does not pay", "cannot tell"
 
 MATTERS = 0.05
-"""A gain in time of less than this share of what `load_file` takes, or in memory of this share of the weights for each
-process, is not called one."""
+"""Smallest gain that counts: in time, as a share of the time of `load_file`; in memory per process, as a share of the
+weights."""
 
 FEW_LARGE = 0.5
-"""With large pages for less than this share of the weights, that is said: it is why a first call takes longer."""
+"""If less than this share of the weights has large pages, the text reports it: it explains a slower first call."""
 
 
 class Verdict(NamedTuple):
-    """What a measurement says."""
+    """The verdict on a measurement."""
 
     verdict: str
     """`PAYS`, `DOES_NOT` or `CANNOT_TELL`, against `load_file`."""
 
     sentence: str
     from_load_file: int | None
-    """From so many processes on `attach` takes less memory than `load_file`; None if never, or not measured."""
+    """Number of processes from which on `attach` takes less memory than `load_file`; None if never, or not measured."""
 
     from_torch_load: int | None
 
 
 def pays_from(found: Measured, other: str) -> int | None:
-    """Return from how many processes on `attach` takes less memory than another way.
+    """Return the number of processes from which on `attach` takes less memory than another way.
 
     Returns:
-        None if no number is, by `MATTERS`, or the system does not tell.
+        None if there is no such number, by `MATTERS`, or if the system does not report memory.
     """
     if ATTACH not in found.memory or other not in found.memory:
         return None
@@ -52,7 +52,7 @@ def pays_from(found: Measured, other: str) -> int | None:
 
 
 def difference(found: Measured, state: str) -> tuple[evidence.Evidence, str]:
-    """Return how `attach` differs from `load_file` in nanoseconds of loading and the first call, and the verdict."""
+    """Return the difference of `attach` from `load_file`, in ns of loading and the first call, and its verdict."""
     how = evidence.repeats(found.most) if state == WARM else evidence.RUNS
     a, b = found.taken[MMAP, state].total_ns, found.taken[ATTACH, state].total_ns
     apart = how.evidence(a, b)
@@ -60,7 +60,7 @@ def difference(found: Measured, state: str) -> tuple[evidence.Evidence, str]:
 
 
 def judged(found: Measured) -> Verdict:
-    """Return the verdict: against `load_file`, with a warm store, as `load_file` shares its pages too."""
+    """Return the verdict against `load_file` with a warm store, because `load_file` shares its pages as well."""
     apart, said = difference(found, WARM)
     memory = pays_from(found, MMAP)
     gain = f"{_ms(-apart.change)} ms [{_ms(-(apart.high or 0))} … {_ms(-(apart.low or 0))}] of {_ms(apart.a)} ms"
@@ -84,7 +84,7 @@ def judged(found: Measured) -> Verdict:
 
 
 def text(found: Measured) -> str:
-    """Return the measurement as people read it."""
+    """Return the measurement as text."""
     what = f"{size_text(found.nbytes)}, {found.tensors} tensors"
     of = f" in {found.module}" if found.module and found.module != found.source else ""
     said = judged(found)
@@ -175,7 +175,7 @@ def _ms(ns: float) -> str:
 
 
 def estimate_text(source: str, tensors: Sequence[Tensor], known: estimate.Constants) -> str:
-    """Return an estimate as people read it: over each way, and by parts of the model where these differ."""
+    """Return an estimate as text: over each way, and by parts of the model."""
     nbytes = sum(each.nbytes for each in tensors)
     lines = [
         f"{source}: {size_text(nbytes)}, {len(tensors)} tensors; an estimate of loading, without a first call",
@@ -205,7 +205,7 @@ def estimate_text(source: str, tensors: Sequence[Tensor], known: estimate.Consta
 
 
 def _group(nbytes: int, count: int, known: estimate.Constants) -> dict[str, float]:
-    """Return what sharing a part of the weights saves in nanoseconds, by way, warm, without asking the store."""
+    """Return the saving for a part of the weights in nanoseconds, by way, warm, without the request to the store."""
     rows = [each for each in estimate.foretell(nbytes, count, known) if each.state == WARM]
     fixed = known.costs[ATTACH].fixed_ns
     return {each.way: each.saved_ns - known.costs[each.way].fixed_ns + fixed for each in rows}

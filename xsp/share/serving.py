@@ -1,7 +1,7 @@
-"""What a store of the host's memory and one of a device's have in common: a socket, clients, and a thread that copies.
+"""The common part of the host's store and a device's store: a socket, clients, and a thread that copies.
 
-A loop answers clients; what takes longer is done by one thread, once for all who wait for the same. A client's
-connection is its attachment: however it ends, the system closes it, and the count is right.
+An event loop answers clients. One thread does the work that takes longer, once for all clients that wait for the same
+object. A client's connection is its attachment: however the client ends, the system closes it, so the count is right.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Kind = TypeVar("Kind", bound=Object)
 Result = TypeVar("Result")
 
 Then = Callable[[list[Client]], object]
-"""What the loop does, once the thread is done, with those who wait for it."""
+"""Callback in the event loop when the thread has finished, with the clients that wait for the result."""
 
 
 class Made(NamedTuple, Generic[Kind]):
-    """What the thread hands back."""
+    """The result of the thread's work."""
 
     object: Kind | None
     reserved: int
@@ -46,21 +46,21 @@ class Made(NamedTuple, Generic[Kind]):
 
 
 class Serving(Generic[Kind]):
-    """Serves a directory until it is told to end."""
+    """Serves a directory until `end` is called."""
 
     WHAT = "store"
-    """What messages call it."""
+    """Name of the store in messages."""
 
     def __init__(self, folder: Path, shelf: Shelf[Kind], name: str = SOCKET) -> None:
-        """Take the directory and listen.
+        """Lock the directory and listen.
 
         Args:
-            folder: for the socket; it is made, for this user alone.
-            shelf: what it holds.
-            name: of the socket in it.
+            folder: directory for the socket; it is created, accessible to this user only.
+            shelf: the store's objects.
+            name: file name of the socket in it.
 
         Raises:
-            ShareError: another one serves it, it is open to others, or something else lies in the socket's place.
+            ShareError: another process serves it, it is open to others, or something else lies in the socket's place.
         """
         self.folder = folder
         self.shelf = shelf
@@ -95,7 +95,7 @@ class Serving(Generic[Kind]):
         _many_descriptors()
 
     def end(self) -> None:
-        """Have `serve` return; also from a signal's handler or another thread."""
+        """Make `serve` return; may be called from a signal handler or another thread."""
         self._goes_on = False
         self._wake()
 
@@ -104,10 +104,10 @@ class Serving(Generic[Kind]):
             os.write(self._wakes, b"x")
 
     def serve_until_signal(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Answer clients until an interrupt or SIGTERM; in the main thread.
+        """Answer clients until SIGINT or SIGTERM; for the main thread.
 
         Args:
-            ready: called once either would end it.
+            ready: called once the signal handlers are installed.
         """
         earlier = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)  # any thread may get the signal
         before = {each: signal.signal(each, lambda *_: self.end()) for each in (signal.SIGINT, signal.SIGTERM)}
@@ -120,7 +120,7 @@ class Serving(Generic[Kind]):
             signal.set_wakeup_fd(earlier)
 
     def serve(self) -> None:
-        """Answer clients until `end`; then let go of everything."""
+        """Answer clients until `end`; then release everything."""
         working = threading.Thread(target=self._work, name="xsp-share-copy", daemon=True)
         working.start()
         with selectors.DefaultSelector() as self._selector:
@@ -145,14 +145,14 @@ class Serving(Generic[Kind]):
             ready.data()
 
     def _begins(self) -> None:
-        """Do what is to be done when the loop begins."""
+        """Prepare before the loop begins; for subclasses."""
 
     def _is_needed(self) -> bool:
-        """Return whether clients need it to go on though it was told to end: memory that is mapped stays without it."""
+        """Return whether clients need it to go on after `end`; no by default, as mapped memory outlives the store."""
         return False
 
     def _refuse(self) -> None:
-        """Take no new clients; another one may serve the directory from now on."""
+        """Accept no new clients; another process may serve the directory from now on."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         self._selector.unregister(self._listening)
@@ -173,7 +173,7 @@ class Serving(Generic[Kind]):
     def _accept(self) -> None:
         try:
             connection, _ = self._listening.accept()
-        except OSError:  # it has gone already, or there are no descriptors left: those who are attached go on
+        except OSError:  # the client has gone, or descriptors ran out: attached clients go on
             time.sleep(0.001)
             return
         pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -185,7 +185,7 @@ class Serving(Generic[Kind]):
         self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._hear, client))
 
     def _drop(self, client: Client) -> None:
-        """Forget a connection, and with it the attachment."""
+        """Close a connection, which ends its attachment."""
         if self._clients.pop(client.connection, None) is None:
             return
         if client.waits_for is not None:
@@ -197,7 +197,7 @@ class Serving(Generic[Kind]):
         self._left(client)
 
     def _left(self, client: Client) -> None:
-        """Count a client no more whose connection has ended."""
+        """Detach a client whose connection has ended."""
         self.shelf.detach(client)
 
     def _hear(self, client: Client) -> None:
@@ -228,7 +228,7 @@ class Serving(Generic[Kind]):
                 os.close(descriptor)
 
     def _answer(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
-        """Answer a message; a descriptor that is kept is taken out of those sent."""
+        """Answer a message; a handler that keeps a descriptor removes it from `sent`."""
         if asked.get("protocol") != PROTOCOL:
             raise ShareError("the client is of another version of xsp than the store; use the store's version for both")
         if not self._goes_on:
@@ -241,22 +241,22 @@ class Serving(Generic[Kind]):
     def _send(self, client: Client, told: dict[str, Any], memory: int | None = None, keep: bool = False) -> None:
         try:
             send(client.connection, told, memory)
-        except OSError:  # it has gone, or does not read
+        except OSError:  # the client has gone, or does not read
             self._drop(client)
         finally:
             if memory is not None and not keep:
                 os.close(memory)
 
     def _begin(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
-        """Attach a client, or have what it asks for made.
+        """Attach a client, or start to make the object that it requests.
 
         Raises:
-            ShareError: it asks for what there cannot be.
+            ShareError: the request cannot be met.
         """
         raise NotImplementedError
 
     def _handed(self, given: Kind) -> tuple[dict[str, Any], int | None]:
-        """Return what a client is told of an object beside its key, and the descriptor that it is sent."""
+        """Return what a client gets of an object besides its key: fields of the answer, and a descriptor to send."""
         raise NotImplementedError
 
     def _give(self, client: Client, given: Kind, hit: bool, spans: Iterable[Span]) -> None:
@@ -294,7 +294,7 @@ class Serving(Generic[Kind]):
         self._send(client, {}, in_memory(json.dumps(self.status()).encode()))
 
     def _described(self, each: Kind) -> dict[str, Any]:
-        """Return what the status says of an object."""
+        """Return the status entry of an object."""
         return {
             "key": each.key,
             "source": each.source,
@@ -306,7 +306,7 @@ class Serving(Generic[Kind]):
         }
 
     def status(self) -> dict[str, Any]:
-        """Return what the store holds, and who is attached to it."""
+        """Return the contents of the store, and the attached processes."""
         with self.shelf.lock:
             held = [*self.shelf.objects.values(), *self.shelf.withdrawn]
             return {
@@ -324,7 +324,7 @@ class Serving(Generic[Kind]):
     # --- what takes longer ----------------------------------------------------------------------------
 
     def _waits(self, client: Client, for_what: Hashable) -> bool:
-        """Have a client wait; return whether what it waits for is being made already, for others."""
+        """Add a client to those that wait; return whether the object is being made already, for other clients."""
         client.waits_for = for_what
         self._waiting.setdefault(for_what, []).append(client)
         return len(self._waiting[for_what]) > 1
@@ -332,11 +332,11 @@ class Serving(Generic[Kind]):
     def _have_done(
         self, for_what: Hashable, work: Callable[[], Result], then: Callable[[Result, list[Client]], object]
     ) -> None:
-        """Have the thread do something, and then the loop something with the result and those who wait for it.
+        """Queue work for the thread; the loop then handles the result and the clients that wait for it.
 
         Args:
-            for_what: as those who wait were told to.
-            work: raises nothing; once the store is told to end it returns soon.
+            for_what: the key given to `_waits`.
+            work: must not raise; returns soon after the store has been told to end.
             then: called in the loop.
         """
         self._asked.put((for_what, work, then))
@@ -353,7 +353,7 @@ class Serving(Generic[Kind]):
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Do what is to be done with what the thread has done."""
+        """Handle the thread's results."""
         while not self._done.empty():
             for_what, then = self._done.get()
             waiting = self._waiting.pop(for_what, [])
@@ -362,7 +362,7 @@ class Serving(Generic[Kind]):
             then(waiting)
 
     def _put(self, made: Made[Kind], waiting: list[Client]) -> Kind | None:
-        """Keep what was made, and give it to those who wait; return what is kept, None if it could not be made."""
+        """Keep a new object and give it to the clients that wait; return the kept object, None after an error."""
         if made.object is None:
             self.shelf.release(made.reserved)
             for client in waiting:
@@ -375,10 +375,10 @@ class Serving(Generic[Kind]):
 
 
 def _listen(path: str) -> socket.socket:
-    """Return a socket that listens at a path, in the place of one that a killed store left.
+    """Return a socket that listens at a path; a socket that a killed store left there is replaced.
 
     Raises:
-        ShareError: what lies there is no socket, or it cannot be made.
+        ShareError: the path is not a socket, or the socket cannot be created.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -400,7 +400,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _many_descriptors() -> None:
-    """Let this process have as many descriptors as it may: each attachment takes one."""
+    """Raise the descriptor limit of this process to the maximum: each attachment takes a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the store holds: objects with their sizes and clients, and which of them go where room is needed."""
+"""The contents of a store: objects with their sizes and clients, and the order in which they are evicted."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from xsp.errors import ShareError
 
 
 class Eviction(str, enum.Enum):
-    """Which of the weights that nobody is attached to go first, where room is needed."""
+    """Order in which unattached objects are evicted when room is needed."""
 
     LRU = "lru"
-    """What was used longest ago."""
+    """Least recently used first."""
 
     LFU = "lfu"
-    """What was asked for least often; of those, what was used longest ago."""
+    """Least frequently requested first; among equals, least recently used first."""
 
     GDSF = "gdsf"
-    """What takes little time to copy again for its size and was asked for seldom: Greedy-Dual-Size-Frequency,
+    """First what takes little time to copy again for its size and was requested rarely: Greedy-Dual-Size-Frequency,
     L. Cherkasova, HP Laboratories, 1998. The priority of an object is L + uses · cost / size, and L is the priority of
-    what was evicted last, so that what was popular once grows old."""
+    the last evicted object, so that formerly popular objects age."""
 
 
 @dataclass(eq=False)
@@ -39,24 +39,24 @@ class Object:
     nbytes: int
     tensors: int
     source: str
-    """What the client called it that brought it."""
+    """Name given by the client that first requested it."""
 
     copy_ns: int = 0
-    """How long it took to copy."""
+    """Nanoseconds that the copy took."""
 
     large_bytes: int = 0
-    """How many of its bytes have large pages."""
+    """Number of its bytes that have large pages."""
 
     attached: set[Client] = field(default_factory=set)
     used: int = 0
-    """When it was last asked for or let go, in a count of such moments."""
+    """Logical time of its last request or release, on a counter of such events."""
 
     hits: int = 0
     priority: float = 0.0
-    """By `Eviction.GDSF`, when it was used last."""
+    """Priority for `Eviction.GDSF`, computed at its last use."""
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         os.close(self.memory)
 
 
@@ -71,14 +71,14 @@ class Client:
     pid: int
     object: Object | None = None
     waits_for: Hashable | None = None
-    """What is being made for it: such as the state of a file that is copied."""
+    """Key of the work that the client waits for, such as the version of a file that is being copied."""
 
     process: int = -1
-    """Descriptor of its process, where memory may be freed only once that has ended."""
+    """Descriptor of its process, if memory may be freed only after the process has ended."""
 
 
 class Span(NamedTuple):
-    """What the store did for a client, on the machine's monotonic clock."""
+    """Work of the store for a client, on the machine's monotonic clock."""
 
     name: str
     start_ns: int
@@ -86,7 +86,7 @@ class Span(NamedTuple):
 
 
 class Shelf(Generic[Kind]):
-    """The objects with their sizes: what is evicted so that another one fits. Two threads use it."""
+    """The objects with their sizes, and the eviction of some to make room for others. Two threads use it."""
 
     def __init__(
         self, capacity_bytes: int, eviction: Eviction = Eviction.LRU, option: str = "xsp share serve --capacity"
@@ -95,10 +95,10 @@ class Shelf(Generic[Kind]):
         self.eviction = eviction
         self.objects: dict[str, Kind] = {}
         self.withdrawn: list[Kind] = []
-        """Attached, and given to nobody else: freed when they are let go."""
+        """Attached objects that are no longer handed out; they are freed after the last client has detached."""
 
         self.reserved_bytes = 0
-        """For what is being copied."""
+        """Bytes reserved for objects that are being copied."""
 
         self.evictions = 0
         self.lock = threading.Lock()
@@ -113,12 +113,12 @@ class Shelf(Generic[Kind]):
         return sum(each.nbytes for each in [*self.objects.values(), *self.withdrawn])
 
     def reserve(self, nbytes: int, named: str) -> int:
-        """Make room, by evicting what is attached to nobody, in the order of `eviction`; return how many were evicted.
+        """Make room by evicting unattached objects, in the order of `eviction`; return the number of evicted objects.
 
-        What would have gone is spared where what goes after it makes room enough by itself.
+        An object whose turn came first is kept after all if the objects evicted after it make enough room.
 
         Raises:
-            ShareError: there would not be enough, even so; then nothing was evicted.
+            ShareError: there would not be enough room even so; then nothing was evicted.
         """
         with self.lock:
             free = self.capacity_bytes - self.held_bytes - self.reserved_bytes
@@ -147,13 +147,13 @@ class Shelf(Generic[Kind]):
             return len(going)
 
     def _by_whom(self) -> str:
-        """Return how a message goes on that says that something is attached; the lock is held."""
+        """Return the part of a message that names the attached processes; the caller holds the lock."""
         pids = sorted({client.pid for each in [*self.objects.values(), *self.withdrawn] for client in each.attached})
         shown = ", ".join(map(str, pids[:5])) + (f" and {len(pids) - 5} more" if len(pids) > 5 else "")
         return f" (by process {shown})" if pids else ""
 
     def spare(self) -> bool:
-        """Evict what is worth least of what is attached to nobody; return whether there was any."""
+        """Evict the unattached object of the least worth; return whether there was one."""
         with self.lock:
             unused = [each for each in self.objects.values() if not each.attached]
             if unused:
@@ -161,7 +161,7 @@ class Shelf(Generic[Kind]):
             return bool(unused)
 
     def withdraw(self, given: Kind) -> None:
-        """Give an object to nobody any more; it is freed when those who are attached have let it go."""
+        """Stop handing out an object; it is freed after its last client has detached."""
         with self.lock:
             del self.objects[given.key]
             if given.attached:
@@ -170,26 +170,26 @@ class Shelf(Generic[Kind]):
                 given.free()
 
     def attached_text(self) -> str:
-        """Return who is attached, as a message says it: ` (by process 12)`; nothing where nobody is."""
+        """Return the attached processes as part of a message: ` (by process 12)`; empty if there are none."""
         with self.lock:
             return self._by_whom()
 
     def _worth(self, each: Kind) -> tuple[float, int]:
-        """Return what an object is kept for: the lowest goes first."""
+        """Return the sort key for eviction: the lowest goes first."""
         if self.eviction is Eviction.LFU:
             return each.hits, each.used
         return (each.priority if self.eviction is Eviction.GDSF else 0.0), each.used
 
     def release(self, nbytes: int) -> None:
-        """Give back what was reserved."""
+        """Release reserved bytes."""
         with self.lock:
             self.reserved_bytes -= nbytes
 
     def put(self, made: Kind, clients: Iterable[Client] = ()) -> Kind:
-        """Keep an object, in the room that was reserved for it, and count those who wait for it before it can go again.
+        """Keep an object in its reserved room, and attach the clients that wait for it before it can be evicted.
 
         Returns:
-            It, or the same one that was there.
+            The object, or the one of the same key that was there already.
         """
         with self.lock:
             self.reserved_bytes -= made.nbytes
@@ -202,13 +202,13 @@ class Shelf(Generic[Kind]):
             return there
 
     def touch(self, used: Object) -> None:
-        """Note that an object was used."""
+        """Record a use of an object."""
         self._moment += 1
         used.used = self._moment
         used.priority = self._inflation + (used.hits + 1) * used.copy_ns / max(used.nbytes, 1)
 
     def attach(self, client: Client, to: Kind) -> bool:
-        """Count a client; return whether the object is there still: the other thread may have evicted it just now."""
+        """Attach a client; return False if the object has gone, because the other thread has just evicted it."""
         with self.lock:
             if self.objects.get(to.key) is not to:
                 return False
@@ -221,7 +221,7 @@ class Shelf(Generic[Kind]):
         self.touch(to)
 
     def detach(self, client: Client) -> None:
-        """Count it no more; said twice, it changes nothing."""
+        """Detach a client; a second call has no effect."""
         with self.lock:
             used, client.object = client.object, None
             if used is None:
@@ -234,7 +234,7 @@ class Shelf(Generic[Kind]):
                 each.free()
 
     def evict(self, unused: Kind) -> None:
-        """Forget an object that is attached to nobody; the lock is held."""
+        """Remove an unattached object; the caller holds the lock."""
         assert not unused.attached
         del self.objects[unused.key]
         unused.free()
@@ -242,7 +242,7 @@ class Shelf(Generic[Kind]):
 
 
 def size_text(nbytes: int) -> str:
-    """Return bytes as people read them: `97.8 MiB`."""
+    """Return bytes as text: `97.8 MiB`."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"

@@ -1,11 +1,11 @@
-"""The store: a process that keeps weights in sealed memory, once a machine, and hands them out over a Unix socket.
+"""The store: a process that keeps one copy of weights per machine in sealed memory, and serves it over a Unix socket.
 
 A client sends the descriptor of a file and gets the descriptor of memory that nobody can write any more (memfd with
-`F_SEAL_WRITE`, which the store cannot take back either). Its connection is its attachment. A store that ends takes
-nothing from those who are attached: the memory is freed with its last mapping, and a new store begins empty.
+`F_SEAL_WRITE`, which not even the store can undo). Its connection is its attachment. Attached processes keep their
+memory when the store ends: it is freed with its last mapping, and a new store begins empty.
 
-Objects are told by the SHA-256 of what they hold. A file is told by device, inode, size and times, so that a second
-client of the same file waits for no digest.
+Objects are identified by the SHA-256 of their content, files by device, inode, size and times, so that a second client
+of the same file does not wait for a digest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xsp.share.serving import Made, Serving
 from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
 
 SETTLED_NS = 50_000_000
-"""A file that was changed so recently may be changed again without its times showing it (they count in ticks)."""
+"""A file changed less than this long ago may change again without a visible change of its times (which have ticks)."""
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -35,18 +35,18 @@ Version = tuple[int, ...]
 
 
 class Store(Serving[Object]):
-    """Serves a directory until it is told to end."""
+    """Serves a directory until `end` is called."""
 
     def __init__(self, folder: Path, capacity_bytes: int, eviction: Eviction = Eviction.LRU) -> None:
-        """Take the directory and listen.
+        """Lock the directory and listen.
 
         Args:
-            folder: for the socket; it is made, for this user alone.
-            capacity_bytes: of all objects together.
-            eviction: what goes first where there is no room.
+            folder: directory for the socket; it is created, accessible to this user only.
+            capacity_bytes: limit for all objects together.
+            eviction: which objects are evicted first when there is no room.
 
         Raises:
-            ShareError: another store serves it, or it is open to others.
+            ShareError: another store serves the directory, or it is open to others.
             UsageError: the capacity is not above zero.
         """
         if capacity_bytes <= 0:
@@ -82,7 +82,7 @@ class Store(Serving[Object]):
         return {**super()._described(each), "large_bytes": each.large_bytes}
 
     def _copied(self, version: Version, file: int, source: str) -> tuple[Made[Object], bool]:
-        """Return what was made of a file, which is closed, and whether its times would show another change."""
+        """Copy a file and close it; return the result, and whether the file's times would show another change."""
         try:
             return self._copy(version, file, source), abs(time.time_ns() - max(version[-2:])) > SETTLED_NS
         finally:
@@ -96,7 +96,7 @@ class Store(Serving[Object]):
             self._known[version] = kept.key
 
     def _copy(self, version: Version, file: int, source: str) -> Made[Object]:
-        """Copy a file into sealed memory; what goes wrong becomes a message."""
+        """Copy a file into sealed memory; an error becomes a message in the result."""
         spans: list[Span] = []
         reserved, memory = 0, -1
         began = clock.monotonic_ns()
@@ -126,5 +126,5 @@ class Store(Serving[Object]):
 
 
 def version_of(found: os.stat_result) -> Version:
-    """Return what tells a state of a file from others."""
+    """Return the fields that distinguish a version of a file from others."""
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

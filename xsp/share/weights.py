@@ -1,11 +1,11 @@
-"""Files of weights, read strictly, and the form in which their tensors lie in shared memory.
+"""Files of weights, strictly validated, and the layout of their tensors in shared memory.
 
-The only form that is read is safetensors: a header in JSON and plain bytes. A pickle runs code when it is read, so it
-is refused by its first bytes, and never opened as one.
+The only format that is read is safetensors: a header in JSON and plain bytes. A pickle runs code when it is read, so it
+is refused by its first bytes and never unpickled.
 
 In memory: 8 bytes `xspshare`, 8 bytes with the length of a table in JSON, the table, and the tensors in the order of
-the file, each at a multiple of `ALIGNED` bytes, as torch has them on devices (on the host 64 are enough): kernels then
-take the same paths, and outputs are the same to the last bit.
+the file, each at a multiple of `ALIGNED` bytes, which is torch's alignment on devices (on the host 64 are enough), so
+that kernels take the same paths and outputs are identical to the last bit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ALIGNED = 512
 PAGE = 4096
 CHUNK = 4 << 20
 MOST_HEADER = 100_000_000
-"""Bytes; the limit of the format's own reader."""
+"""Limit of the header in bytes, the same as in the format's own reader."""
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""Names of the files in a folder, as transformers writes them: one file, or the index of its shards."""
+"""File names in a folder, as transformers writes them: one file, or the index of its shards."""
 
 MAGIC = b"xspshare"
 
@@ -37,7 +37,7 @@ ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
-"""Bytes of an element, by the name of its type in the format."""
+"""Bytes per element, by the format's name of the type."""
 
 
 class Tensor(NamedTuple):
@@ -47,20 +47,20 @@ class Tensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    """Of its first byte, from the beginning of the file or of the mapping."""
+    """Offset of its first byte from the beginning of the file or of the mapping."""
 
     nbytes: int
 
 
 def read_header(file: int, named: str) -> list[Tensor]:
-    """Return the tensors of a safetensors file, in the order in which they lie there.
+    """Return the tensors of a safetensors file, in the order of their data.
 
     Args:
         file: descriptor of a regular file; its position is not used.
-        named: how messages call it.
+        named: name of the file in messages.
 
     Raises:
-        ShareError: it is no safetensors file, or a damaged one; nothing of its data was read.
+        ShareError: it is not a safetensors file, or a damaged one; none of its data was read.
     """
     size = os.fstat(file).st_size
     start = os.pread(file, 16, 0)
@@ -92,16 +92,16 @@ def read_header(file: int, named: str) -> list[Tensor]:
 
 
 def shards(source: str) -> list[str]:
-    """Return the files of a source, or its keys: itself, those that an index names, or those of a folder.
+    """Return the files of a source, or its keys: a file itself, the files that an index names, or those of a folder.
 
-    Of an index only the names of files count: which tensors are in them, their own headers say.
+    Of an index only the file names are used: the headers of the files report which tensors they have.
 
     Args:
-        source: a safetensors file, an index of several, a folder that holds one of them, or keys of the store with
-            commas between them.
+        source: a safetensors file, an index of several, a folder that contains one of these, or keys of the store,
+            separated by commas.
 
     Raises:
-        ShareError: the index is damaged, names what is no file beside it, or the folder holds neither.
+        ShareError: the index is damaged, a file that it names is not beside it, or the folder contains neither.
     """
     if source.startswith("sha256:"):
         return source.split(",")
@@ -154,10 +154,10 @@ def _whole(value: Any) -> bool:
 
 
 def _tensor(name: str, told: Any, named: str, data: int) -> Tensor:
-    """Return a tensor as the header describes it.
+    """Return a tensor from its description in the header.
 
     Raises:
-        ShareError: it does not hold together.
+        ShareError: the description is invalid or inconsistent.
     """
     where = f"{named}: tensor {plain(name)[:100]}"
     if not isinstance(told, dict) or set(told) != {"dtype", "shape", "data_offsets"}:
@@ -188,18 +188,18 @@ def _read(file: int, offset: int, size: int, named: str) -> bytes:
 
 
 class Layout(NamedTuple):
-    """How tensors lie in memory."""
+    """The layout of tensors in memory."""
 
     table: bytes
-    """What stands before them, up to the first."""
+    """Bytes before the first tensor: magic, length, table and padding."""
 
     tensors: list[Tensor]
     size: int
-    """Bytes in all."""
+    """Total bytes."""
 
 
 def laid_out(tensors: list[Tensor]) -> Layout:
-    """Return where in memory the tensors of a file come to lie."""
+    """Return the layout in memory of a file's tensors."""
     at, placed = 0, []
     for each in tensors:
         at = -(-at // ALIGNED) * ALIGNED
@@ -219,7 +219,7 @@ def read_table(memory: Any) -> list[Tensor]:
         memory: bytes, or a view of them.
 
     Raises:
-        ShareError: it was not made by `copy`.
+        ShareError: the object was not made by `copy`.
     """
     if bytes(memory[:8]) != MAGIC:
         raise ShareError("what the store handed out is no object of weights")
@@ -232,18 +232,18 @@ def read_table(memory: Any) -> list[Tensor]:
 
 
 def copy(file: int, tensors: list[Tensor], layout: Layout, to: int, named: str, goes_on: Callable[[], bool]) -> str:
-    """Copy tensors from a file into memory, and return the SHA-256 of what lies there, in hexadecimal digits.
+    """Copy tensors from a file into memory, and return the SHA-256 of the memory's content, in hexadecimal digits.
 
     Args:
         file: descriptor of the file.
-        tensors: of it.
-        layout: where they go.
-        to: descriptor of the memory; it is made as large as it has to be.
-        named: how messages call the file.
-        goes_on: asked now and then; False ends it.
+        tensors: the tensors of the file.
+        layout: their layout in memory.
+        to: descriptor of the memory, which is resized as needed.
+        named: name of the file in messages.
+        goes_on: polled after each chunk; False stops the copy.
 
     Raises:
-        ShareError: the file became shorter, the memory cannot be had, or it was ended.
+        ShareError: the file became shorter, the memory cannot be allocated, or the copy was stopped.
     """
     digest = hashlib.sha256(layout.table)
     try:

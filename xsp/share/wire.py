@@ -1,4 +1,4 @@
-"""Where the store of a user listens, and its messages: one of JSON each, perhaps with a descriptor."""
+"""The socket of a user's store, and its messages: one JSON object each, with an optional descriptor."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from xsp.errors import ShareError
 
 SOCKET = "store.sock"
 DIRECTORY = "XSP_SHARE_DIR"
-"""Variable with the directory of the store's socket."""
+"""Environment variable with the directory of the store's socket."""
 
 PROTOCOL = 1
-"""Of the messages, and of how weights lie in memory; both sides say it in each message."""
+"""Version of the messages and of the layout of weights in memory; each message carries it."""
 
 MOST_MESSAGE = 64 << 10
 LONGEST_PATH = 107
-"""Bytes of a Unix socket's path."""
+"""Maximum length of a Unix socket's path in bytes."""
 
 
 def directory(given: Path | None = None) -> Path:
-    """Return the directory of the store's socket: as given, as `XSP_SHARE_DIR` says, or this user's own."""
+    """Return the directory of the store's socket: `given`, else `XSP_SHARE_DIR`, else this user's default."""
     if given is not None:
         return given
     if os.environ.get(DIRECTORY):
@@ -38,7 +38,7 @@ def socket_of(folder: Path, name: str = SOCKET) -> str:
     """Return the path of a socket in a directory that only this user can enter.
 
     Raises:
-        ShareError: it is another user's or open to others, or its path is too long.
+        ShareError: the directory is missing, another user's or open to others, or the path is too long.
     """
     try:
         found = os.lstat(folder)
@@ -53,17 +53,17 @@ def socket_of(folder: Path, name: str = SOCKET) -> str:
 
 
 def device_socket(uuid: str) -> str:
-    """Return the name of the socket of a device's store: by the device, however a process counts its devices."""
+    """Return the socket name of a device's store; it depends on the device's UUID, not on a process's numbering."""
     return f"cuda-{uuid[:12]}.sock"
 
 
 def device_sockets(folder: Path) -> list[str]:
-    """Return the names of such sockets in a directory; nothing where there is none."""
+    """Return the socket names of the device stores in a directory; empty if there are none."""
     return sorted(each.name for each in folder.glob("cuda-*.sock"))
 
 
 def in_memory(data: bytes) -> int:
-    """Return the descriptor of a memfd with some bytes."""
+    """Return the descriptor of a memfd that contains `data`."""
     memory = os.memfd_create("xsp-share", os.MFD_CLOEXEC)
     with open(memory, "wb", closefd=False) as file:
         file.write(data)
@@ -71,7 +71,7 @@ def in_memory(data: bytes) -> int:
 
 
 def send(connection: socket.socket, told: dict[str, Any], memory: int | None = None) -> None:
-    """Send a message, with a descriptor if there is one.
+    """Send a message, with a descriptor if given.
 
     Raises:
         OSError: it could not be sent.
@@ -81,11 +81,11 @@ def send(connection: socket.socket, told: dict[str, Any], memory: int | None = N
 
 
 def received(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a message and the descriptors that came with it, which are the caller's to close; nothing at the end.
+    """Return a message and its descriptors, which the caller has to close; empty at the end of the connection.
 
     Raises:
         OSError: nothing could be read.
-        ShareError: the message was longer than any is.
+        ShareError: the message exceeds the maximum length.
     """
     text, ancillary, flags, _ = connection.recvmsg(MOST_MESSAGE, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     sent = array.array("i")

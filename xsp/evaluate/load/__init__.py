@@ -1,12 +1,12 @@
-"""Load: when requests are due, how they are put to a model, and what their latencies say.
+"""Load: when requests are due, how they are issued to a model, and the statistics of their latencies.
 
 ```
-schedules    when each request is due, and how many inputs it has; drawn beforehand from a seed
-driving      puts a schedule to a function that predicts, on a real clock or a simulated one
-requests     what came of each request
+schedules    when each request is due, and its number of inputs; drawn beforehand from a seed
+driving      applies a schedule to a function that predicts, on a real clock or a simulated one
+requests     the times of each request
 latencies    percentiles with intervals, throughput, lateness, checks of queueing
 search       the highest rate at which a percentile stays within a limit, as an interval
-loadgen      the same by MLPerf's LoadGen, where it is installed
+loadgen      the same with MLPerf's LoadGen, if installed
 ```
 """
 

@@ -1,9 +1,9 @@
-"""Put a schedule to a model.
+"""Drive a model with a schedule.
 
-The schedule is the queue: whoever is free takes the next request, waits until it is due, and serves it. So no second
-thread hands requests over, and none takes the interpreter from the model. A request that is due while all are busy has
-arrived all the same, and its latency counts from then: a slow model does not slow its load down (no coordinated
-omission). How late a request begins where nothing was in its way is the generator's lateness; it is measured.
+The schedule is the queue: a free server thread takes the next request, waits until it is due, and serves it. So no
+second thread hands over requests and competes with the model for the interpreter. A request that is due while all
+servers are busy has arrived nevertheless, and its latency counts from then: a slow model does not slow its load down
+(no coordinated omission). The delay of a request that found a free server is the generator's lateness; it is measured.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from xsp.evaluate.load.requests import Requests, Times
 from xsp.evaluate.load.schedules import SECOND, Schedule
 
 Serve = Callable[[int, int], object]
-"""Called with the number of a request and how many inputs it has; returns when they are predicted."""
+"""Called with the number of a request and its number of inputs; returns when they are predicted."""
 
 SPIN_NS = 300_000
-"""Before a request is due the waiting thread looks at the clock instead of sleeping: longer than sleep oversleeps."""
+"""Nanoseconds before a due time in which the waiting thread spins instead of sleeping; more than `sleep` oversleeps."""
 
 LEAST_SERVED, LEAST_WAITING = 50, 50
-"""Requests served without a pause, and requests that wait, before a queue is said to grow without bound."""
+"""Minimum numbers of requests served without a pause, and of waiting requests, to report that a queue is growing."""
 
 SURE = 4.0
 """Standard errors of the mean service time by which it must exceed the time between requests."""
 
 
 class Clock:
-    """The time that a schedule runs in; this one is real."""
+    """The clock of a schedule; this one is real."""
 
     def now_ns(self) -> int:
-        """Return nanoseconds since some moment; they only go on."""
+        """Return monotonic nanoseconds."""
         return time.perf_counter_ns()
 
     def wait_until(self, due_ns: int) -> None:
-        """Return at that time: sleep, then spin. Spinning gives the interpreter to other threads at each turn."""
+        """Return at that time: sleep, then spin. Each turn of the spin loop yields the interpreter to other threads."""
         while (left := due_ns - time.perf_counter_ns()) > 0:
             time.sleep((left - SPIN_NS) / SECOND if left > SPIN_NS else 0)
 
 
 class VirtualClock(Clock):
-    """A simulated time, which goes on when somebody waits, or says how long something took."""
+    """A simulated clock, advanced by waiting and by reported durations."""
 
     def __init__(self, now_ns: int = 0) -> None:
         self._now_ns = now_ns
@@ -55,16 +55,16 @@ class VirtualClock(Clock):
         return self._now_ns
 
     def wait_until(self, due_ns: int) -> None:
-        """Let that time come."""
+        """Advance to that time."""
         self._now_ns = max(self._now_ns, due_ns)
 
     def advance(self, ns: int) -> None:
-        """Let so much time pass: what a simulator says that its model took."""
+        """Advance by the time that a simulator reports for its model."""
         self._now_ns += ns
 
 
 Progress = Callable[[int, int], object]
-"""Called after a request, with its number from 1 and how many there are in all."""
+"""Called after a request, with its number from 1 and the total number."""
 
 
 def drive(
@@ -83,14 +83,14 @@ def drive(
         schedule: when requests are due.
         serve: predicts. With one server it is called on the calling thread.
         clock: real time, if not given.
-        servers: threads that serve at once; one of a simulated clock and of a closed loop.
+        servers: concurrent server threads; one for a simulated clock and for a closed loop.
         stop_early: stop an open loop whose queue grows without bound.
-        most_seconds: take no more requests after so long.
-        progress: called now and then on a thread that serves, outside of requests.
+        most_seconds: take no further requests after this time.
+        progress: called after each request, on the thread that served it.
 
     Raises:
-        UsageError: several servers where there can be one.
-        Whatever `serve` raises; requests that run then are waited for.
+        UsageError: several servers, but the schedule or the clock allows only one.
+        Whatever `serve` raises, once the requests in progress have ended.
     """
     clock = clock or Clock()
     if servers < 1 or (servers > 1 and (schedule.due_ns is None or isinstance(clock, VirtualClock))):
@@ -108,7 +108,7 @@ def drive(
 
 
 class _Driver:
-    """A schedule that is being carried out."""
+    """The execution of a schedule."""
 
     def __init__(
         self, schedule: Schedule, serve: Serve, clock: Clock, servers: int, stop_early: bool,
@@ -142,7 +142,7 @@ class _Driver:
             self._stopped = self._stopped or "an error"
 
     def _take(self) -> int | None:
-        """Return the next request when it is due; others that are free wait for the one after it."""
+        """Return the next request when it is due; meanwhile other free servers wait for the lock."""
         with self._taking:
             number = self._next
             if number == len(self._schedule) or self._stopped is not None:
@@ -163,7 +163,7 @@ class _Driver:
                     self._clock.wait_until(due)
                     self._issued[number] = self._clock.now_ns()
                 else:
-                    self._issued[number] = due  # it waited for somebody who is free, not for the generator
+                    self._issued[number] = due  # it waited for a free server, not for the generator
                     self._queued[number] = True
             self._next = number + 1
             return number
@@ -188,7 +188,7 @@ class _Driver:
 
 
 class _Growth:
-    """Whether a queue grows without bound: what is served without a pause takes longer than what arrives meanwhile."""
+    """Detector of unbounded queue growth: without a pause, serving takes longer than the time between arrivals."""
 
     def __init__(self, schedule: Schedule, servers: int) -> None:
         assert schedule.due_ns is not None
@@ -201,7 +201,7 @@ class _Growth:
         self._served, self._sum, self._squares = 0, 0.0, 0.0
 
     def said(self, number: int, waited: bool, service_ns: int, elapsed_ns: int) -> str | None:
-        """Return that it does, after a request that waited in the queue, or did not."""
+        """Return a message if the queue grows without bound, after a request that did or did not wait in the queue."""
         if not waited:
             self._clear()
             return None
@@ -222,12 +222,12 @@ class _Growth:
 
 
 def simulate(schedule: Schedule, service_ns: Times, servers: int = 1) -> Requests:
-    """Return what would come of a schedule whose requests take so long, first come first served, without driving it.
+    """Return the result of a schedule with known service times, first come first served, without driving it.
 
     Args:
-        schedule: of an open loop.
-        service_ns: of each request.
-        servers: requests that are served at once.
+        schedule: an open-loop schedule.
+        service_ns: service time of each request.
+        servers: number of requests that are served concurrently.
     """
     if schedule.due_ns is None or len(service_ns) != len(schedule):
         raise UsageError("simulated is a schedule of an open loop, with a service time for each request")

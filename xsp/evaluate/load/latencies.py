@@ -1,8 +1,8 @@
-"""What the requests of a scenario say: percentiles with intervals, throughput, lateness, and checks of queueing.
+"""Statistics of a scenario's requests: percentiles with intervals, throughput, lateness, and checks of queueing.
 
-Percentiles are nearest ranks: of n values in order the one at place ⌈share · n⌉, so each is a latency that some request
-had. Its interval is of order statistics. Neighbours in a queue wait alike, so the number of requests below the
-percentile varies more than that of independent ones; the means of stretches tell how much more (`xsp.summary`).
+Percentiles are nearest ranks: of n ordered values the one at place ⌈share · n⌉, so each is the latency of a request.
+Their intervals are order statistics. Neighbours in a queue wait for similar times, so the number of requests below the
+percentile varies more than for independent requests; the means of batches show how much more (`xsp.summary`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Floats = NDArray[np.float64]
 
 SHARES = (0.5, 0.9, 0.95, 0.99, 0.999)
 LATE = 0.01
-"""Share of the median latency that the generator may be late, at the 99th percentile, before a run is marked."""
+"""Lateness of the generator at its 99th percentile, as a share of the median latency, above which a run is marked."""
 
 
 @dataclass(frozen=True)
 class Percentile:
-    """A percentile of latencies with its interval, in nanoseconds; an end is None where there are too few requests."""
+    """A percentile of latencies with its interval, in nanoseconds; an end is None if there are too few requests."""
 
     share: float
     value_ns: int
@@ -42,8 +42,8 @@ class Percentile:
 class Little:
     """Little's law: requests in the system = their rate × their time in it, between the first and the last arrival.
 
-    The mean number in the system is counted over time, and the other side is of the requests that arrived. They are
-    equal but for what is still there at the end: a ratio off 1 says that the queue grew, or that the run is short.
+    The mean number in the system is a time average; the other side is computed from the requests that arrived. They are
+    equal except for requests in the system at the end: a ratio other than 1 means a growing queue or a short run.
     """
 
     in_system: float
@@ -57,7 +57,7 @@ class Little:
 
 @dataclass(frozen=True)
 class Summary:
-    """What is known of the latencies of a scenario."""
+    """Statistics of the latencies of a scenario."""
 
     requests: int
     inputs: int
@@ -66,22 +66,22 @@ class Summary:
     trimmed_mean_ns: float
     trimmed_mean_interval_ns: summary.Interval | None
     service_ns: float
-    """The mean time that the model took."""
+    """Mean service time of the model."""
 
     inputs_per_second: float | None
     utilisation: float | None
-    """Share of the time in which the servers were busy; None of requests that took no time."""
+    """Share of the time in which the servers were busy; None if the requests took no time."""
 
     lateness_ns: tuple[Percentile, ...]
-    """Of the generator, of requests that found a server free: those that others delay it cannot delay."""
+    """Lateness of the generator, over requests that found a free server: queueing cannot delay these."""
 
     late: bool
-    """Whether that is more than `LATE` of the median latency: then latencies are the generator's too."""
+    """Whether the lateness exceeds `LATE` of the median latency: then latencies include the generator's delay."""
 
     little: Little | None
     waiting_ns: float
     expected_waiting_ns: float | None
-    """Of Poisson arrivals at one server with such service times (Pollaczek and Khinchine); None if it cannot be had."""
+    """For Poisson arrivals at one server with these service times (Pollaczek and Khinchine); None if undefined."""
 
     stopped: str | None
 
@@ -89,7 +89,7 @@ class Summary:
         """Return one of the percentiles.
 
         Raises:
-            UsageError: it is not there.
+            UsageError: it was not computed.
         """
         for each in self.percentiles:
             if each.share == share:
@@ -140,8 +140,8 @@ LATENESS = (0.5, 0.99, 0.999)
 
 
 def rank_of(count: int, share: float) -> int:
-    """Return at which place of so many ordered values a percentile stands, from 0."""
-    # 0.07 * 100 is above 7 by rounding alone, and must not become the eighth
+    """Return the index, from 0, of a percentile among `count` ordered values."""
+    # 0.07 * 100 exceeds 7 only by rounding, and must not become 8
     return min(count - 1, max(0, math.ceil(round(share * count, 9)) - 1))
 
 
@@ -160,9 +160,9 @@ def of_percentile(values: NDArray[np.int64], share: float, confidence: float = s
     """Return a percentile with its interval.
 
     Args:
-        values: in the order in which they were measured; at least one.
+        values: in the order of measurement; at least one.
         share: 0.99 for the 99th.
-        confidence: of the interval.
+        confidence: confidence level of the interval.
     """
     if not len(values) or not 0 < share <= 1:
         raise UsageError(f"the percentile {100 * share:g} of {len(values)} values does not exist")
@@ -171,15 +171,15 @@ def of_percentile(values: NDArray[np.int64], share: float, confidence: float = s
     value = int(ordered[place])
     reach = _reach(values <= value, share, (1 + confidence) / 2)
     low, high = math.floor(share * n - reach) - 1, math.ceil(share * n + reach)
-    # with so few that a rank lies outside of them nothing bounds that end
+    # if a rank lies outside of the values, there are too few of them to bound that end
     return Percentile(share, value, int(ordered[low]) if low >= 0 else None, int(ordered[high]) if high < n else None)
 
 
 def _reach(below: NDArray[np.bool_], share: float, quantile: float) -> float:
-    """Return how many ranks the interval reaches to either side: as of independent values, or more, by stretches.
+    """Return the half-width of the interval in ranks: that of independent values, or a wider one from batches.
 
-    As `xsp.summary.drifting_interval`: how long neighbours are alike is not known, so stretches of several lengths are
-    tried, with Student's quantile, and the widest interval counts.
+    As in `xsp.summary.drifting_interval`: the correlation length is unknown, so several batch lengths are tried, with
+    Student's quantile, and the widest interval counts.
     """
     n = len(below)
     found = statistics.NormalDist().inv_cdf(quantile) * math.sqrt(n * share * (1 - share))
@@ -193,7 +193,7 @@ def _reach(below: NDArray[np.bool_], share: float, quantile: float) -> float:
 
 
 def little(requests: Requests) -> Little | None:
-    """Return both sides of Little's law; None of a closed loop, and where all requests came at once."""
+    """Return both sides of Little's law; None for a closed loop, and if all requests were due at once."""
     first, last = int(requests.due_ns[0]), int(requests.due_ns[-1])
     if last == first or not requests.open_loop:
         return None
@@ -207,7 +207,7 @@ def little(requests: Requests) -> Little | None:
 
 
 def _expected_waiting(requests: Requests) -> float | None:
-    """Return λ·E[S²] / (2·(1 − ρ)): the mean waiting at one server before which requests come independently."""
+    """Return λ·E[S²] / (2·(1 − ρ)): the mean waiting time at one server with independent arrivals."""
     span = int(requests.due_ns[-1] - requests.due_ns[0])
     if requests.servers != 1 or span <= 0:
         return None

@@ -1,8 +1,8 @@
 """MLPerf's LoadGen as the driver of a schedule: the extra `loadgen`.
 
-LoadGen draws its own arrivals, decides how many requests there are, and reports its own latencies. Both are kept: its
-figures, and our times around the model. It knows when it meant to issue a request and does not tell; so in what comes
-back a request is due when LoadGen issued it, and the lateness is not known.
+LoadGen draws its own arrivals, decides on the number of requests, and reports its own latencies. Both are kept: its
+figures, and our times around the model. It does not report when it meant to issue a request, so here a request is due
+when LoadGen issued it, and the lateness is unknown.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ SCENARIOS = {"online": "SingleStream", "multi-stream": "MultiStream", "server": 
 
 @dataclass(frozen=True)
 class Driven:
-    """What came of a test by LoadGen."""
+    """The result of a LoadGen test."""
 
     requests: Requests
-    """By our clock around the model."""
+    """Requests with times by our clock around the model."""
 
     figures: dict[str, float]
-    """What LoadGen's summary says, by its own names; latencies in nanoseconds."""
+    """Figures of LoadGen's summary, by its names; latencies in nanoseconds."""
 
     valid: bool
-    """Whether LoadGen calls its result valid; short tests are not."""
+    """Whether LoadGen reports its result as valid; short tests are not valid."""
 
 
 def drive(
@@ -58,17 +58,17 @@ def drive(
 
     Args:
         kind: one of `SCENARIOS`.
-        serve: as of `xsp.evaluate.load.drive`; called on one thread.
-        requests: how many at least; of an offline test, inputs.
-        rate: requests a second that a server test issues.
-        streams: inputs of a request of several streams.
+        serve: as in `xsp.evaluate.load.drive`; called on one thread.
+        requests: minimum number; in an offline test, number of inputs.
+        rate: requests per second that a server test issues.
+        streams: inputs of a multi-stream request.
         latency_ns: the limit of a server test.
-        share: of the percentile that the limit is for.
-        seed: of arrivals and of samples.
-        seconds: how long it runs at least.
+        share: the percentile to which the limit applies, as a share.
+        seed: seed of arrivals and of samples.
+        seconds: minimum duration.
 
     Raises:
-        UsageError: LoadGen is not installed, or the scenario is none of its.
+        UsageError: LoadGen is not installed, or does not have the scenario.
         Whatever `serve` raises.
     """
     loadgen = _loaded()
@@ -93,7 +93,7 @@ def summary(text: str) -> dict[str, float]:
 
 
 def missing() -> str | None:
-    """Return what to install where LoadGen is not here, else None."""
+    """Return what to install if LoadGen is missing, else None."""
     try:
         _loaded()
     except UsageError as error:
@@ -141,7 +141,7 @@ def _logs(loadgen: Any, folder: str) -> Any:
 
 
 class _Test:
-    """A test that runs: LoadGen issues on its thread, one of ours serves."""
+    """A running test: LoadGen issues requests on its thread, one of our threads serves them."""
 
     def __init__(self, loadgen: Any, serve: Serve) -> None:
         self._loadgen, self._serve = loadgen, serve
@@ -150,7 +150,7 @@ class _Test:
         self.error: BaseException | None = None
 
     def run(self, settings: Any, logs: Any) -> None:
-        """Run it to its end."""
+        """Run the test to its end."""
         server = threading.Thread(target=self._work, daemon=True)
         server.start()
         library = self._loadgen.ConstructQSL(1024, 1024, lambda samples: None, lambda samples: None)
@@ -172,7 +172,7 @@ class _Test:
             issued, samples = query
             start = time.perf_counter_ns()
             try:
-                if self.error is None:  # after an error the rest is answered at once, so that LoadGen comes to its end
+                if self.error is None:  # after an error the rest is answered at once, so that LoadGen ends
                     self._serve(len(self._times), len(samples))
             except BaseException as error:
                 self.error = error

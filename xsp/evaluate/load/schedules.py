@@ -1,7 +1,7 @@
-"""When requests are due. Everything is drawn before the first request, from one seed, so it can be drawn again.
+"""When requests are due. Everything is drawn from one seed before the first request, so it is reproducible.
 
-`online`, `batched` and `multi_stream` are closed loops: a request is due when the one before it ended, and how long a
-model takes decides how many there are. All others are open: requests come when they come.
+`online`, `batched` and `multi_stream` are closed loops: a request is due when the previous one has ended, so the
+model's speed determines the rate. All others are open loops: requests arrive independently of the model.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class Schedule:
-    """Requests to come."""
+    """The requests to issue."""
 
     kind: str
     batch: Times
-    """Inputs of each request."""
+    """Number of inputs of each request."""
 
     due_ns: Times | None
-    """When each is due, from the begin, in order; None in a closed loop."""
+    """When each request is due, from the start, in order; None in a closed loop."""
 
     rate: float | None = None
-    """Requests a second, over the whole; None of a closed loop, and where all are due at once."""
+    """Requests per second, overall; None for a closed loop, and if all are due at once."""
 
     def __len__(self) -> int:
         return len(self.batch)
 
 
 def online(requests: int) -> Schedule:
-    """Return single inputs, one at a time."""
+    """Return a schedule of single inputs, one at a time."""
     return _closed("online", requests, 1)
 
 
 def batched(requests: int, batch: int) -> Schedule:
-    """Return batches, one at a time."""
+    """Return a schedule of batches, one at a time."""
     return _closed("batched", requests, batch)
 
 
 def multi_stream(requests: int, streams: int) -> Schedule:
-    """Return an input of each of so many streams at once, and the next when all ended (MLPerf's multi-stream)."""
+    """Return a schedule of one input of each stream at once, the next when all have ended (MLPerf's multi-stream)."""
     return _closed("multi-stream", requests, streams)
 
 
 def offline(inputs: int, batch: int = 1) -> Schedule:
-    """Return all inputs, due at once, in batches; the last one has what is left."""
+    """Return a schedule of all inputs, due at once, in batches; the last batch has the remainder."""
     _positive(inputs, "inputs")
     _positive(batch, "inputs of a batch")
     sizes = np.full(math.ceil(inputs / batch), batch, np.int64)
@@ -66,38 +66,38 @@ def offline(inputs: int, batch: int = 1) -> Schedule:
 
 
 def poisson(rate: float, requests: int, seed: int = 0, batch: int = 1) -> Schedule:
-    """Return requests that come independently of each other.
+    """Return a schedule of independent arrivals.
 
     Args:
-        rate: requests a second, on average.
-        requests: how many.
-        seed: of the times between them, which are exponential.
-        batch: inputs of each.
+        rate: mean requests per second.
+        requests: number of requests.
+        seed: seed of the times between them, which are exponential.
+        batch: inputs per request.
     """
     return _poisson("poisson", rate, requests, seed, batch)
 
 
 def server(rate: float, requests: int, seed: int = 0) -> Schedule:
-    """Return single inputs that come independently of each other (MLPerf's server scenario)."""
+    """Return a schedule of single inputs that arrive independently (MLPerf's server scenario)."""
     return _poisson("server", rate, requests, seed, 1)
 
 
 def constant(rate: float, requests: int, batch: int = 1) -> Schedule:
-    """Return requests at equal distances."""
+    """Return a schedule of requests at equal intervals."""
     _rate(rate)
     sizes = _sizes(requests, batch)
     return Schedule("constant", sizes, np.round(np.arange(requests) * (SECOND / rate)).astype(np.int64), rate)
 
 
 def burst(rate: float, requests: int, together: int, seed: int = 0, batch: int = 1) -> Schedule:
-    """Return requests that come several at once; the bursts come independently of each other.
+    """Return a schedule of bursts of requests; the bursts arrive independently.
 
     Args:
-        rate: requests a second, on average.
-        requests: how many in all.
-        together: requests of a burst.
-        seed: of the times between bursts.
-        batch: inputs of a request.
+        rate: mean requests per second.
+        requests: total number of requests.
+        together: requests per burst.
+        seed: seed of the times between bursts.
+        batch: inputs per request.
     """
     _rate(rate)
     _positive(together, "requests of a burst")
@@ -108,15 +108,15 @@ def burst(rate: float, requests: int, together: int, seed: int = 0, batch: int =
 
 
 def replay(times_s: Sequence[float], batch: Sequence[int] | int = 1, speed: float = 1.0) -> Schedule:
-    """Return requests at given times.
+    """Return a schedule of requests at given times.
 
     Args:
-        times_s: of the requests, in any order; the first of them is the begin.
+        times_s: times of the requests, in any order; the earliest is the start.
         batch: inputs of each, in the order of the times.
-        speed: 2 for twice as many a second.
+        speed: 2 for twice the rate.
 
     Raises:
-        UsageError: there are none, or a time that is no number.
+        UsageError: there are no times, or a time is not finite.
     """
     if not speed > 0 or not math.isfinite(speed):
         raise UsageError(f"a replay at {speed} times its speed does not make sense")
@@ -131,10 +131,10 @@ def replay(times_s: Sequence[float], batch: Sequence[int] | int = 1, speed: floa
 
 
 def times_from_file(path: str | os.PathLike[str]) -> list[float]:
-    """Return the times of a file, in seconds: a JSON list, or one number a line; empty lines and `#…` are skipped.
+    """Return the times in a file, in seconds: a JSON list, or one number per line; empty lines and `#…` are skipped.
 
     Raises:
-        UsageError: it cannot be read, with the line.
+        UsageError: it cannot be read, or a line is not a number; the message names the line.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -155,9 +155,9 @@ def times_from_file(path: str | os.PathLike[str]) -> list[float]:
 
 
 def times_from_run(path: str | os.PathLike[str]) -> list[float]:
-    """Return when the steps of a run began, in seconds from the first: of a service, its requests.
+    """Return the start times of a run's steps, in seconds from the first; the steps of a service are its requests.
 
-    Steps that ran without being recorded count, where the run knows of them.
+    Unrecorded steps count, if the run has their times.
 
     Raises:
         As `xsp.load`; UsageError: the run has no steps.

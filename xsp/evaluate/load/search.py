@@ -1,9 +1,9 @@
 """The highest rate at which a percentile of the latencies stays within a limit: an interval, not a number.
 
-The rate is doubled, or halved, until one probe holds the limit and one breaks it; then the logarithm between both is
-bisected. A probe runs with new seeds until the interval of the percentile excludes the limit, or it is undecided: near
-the rate that is sought no probe of bounded length can tell. So the answer goes from the highest rate that held to
-the lowest one that broke, and undecided rates lie within.
+The rate is doubled or halved until one probe holds the limit and one breaks it; then the interval is bisected on a
+logarithmic scale. A probe runs with new seeds until the interval of the percentile excludes the limit, or it stays
+undecided: close to the rate in question no probe of bounded length can decide. So the answer ranges from the highest
+rate that held to the lowest rate that broke, and undecided rates lie within.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from xsp.evaluate.load.requests import Requests, Times
 from xsp.evaluate.load.schedules import SECOND, batched, poisson
 
 Probe = Callable[[float, int], Requests]
-"""Called with a rate, in requests a second, and a seed; drives a schedule of it."""
+"""Called with a rate, in requests per second, and a seed; drives a schedule of that rate."""
 
 SETTLING = 0.1
-"""Share of the requests of a run that is left out at its begin: the queue is empty there, and latencies too short."""
+"""Share of a run's first requests to leave out: the queue starts empty, so their latencies are too short."""
 
 CONFIDENCE = 0.99
-"""Of the percentile's interval at one look; a probe is looked at several times."""
+"""Confidence of the percentile's interval at one look; a probe is looked at several times."""
 
 
 class Held(enum.Enum):
-    """What a probe says of its rate."""
+    """Whether a rate held the limit."""
 
     YES = "held"
     NO = "broken"
@@ -41,7 +41,7 @@ class Held(enum.Enum):
 
 @dataclass(frozen=True)
 class Probed:
-    """A rate that was tried."""
+    """A probed rate."""
 
     rate: float
     held: Held
@@ -57,13 +57,13 @@ class Probed:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to; rates are requests a second."""
+    """The result of a search; rates are requests per second."""
 
     low: float | None
     """The highest rate that held the limit; None if none did."""
 
     high: float | None
-    """The lowest rate above it that broke it; None if none did."""
+    """The lowest rate above it that broke the limit; None if none did."""
 
     probes: tuple[Probed, ...]
     share: float
@@ -73,11 +73,11 @@ class Found:
 
     @property
     def estimate(self) -> float | None:
-        """The rate within the interval that most likely meets the limit; None where an end is open.
+        """The rate within the interval that most likely meets the limit; None if an end is open.
 
-        The inverse of a percentile falls about linearly with the rate where a queue makes it (exactly for exponential
-        service). The line through all probes of the interval, each weighed by its requests, says where
-        it crosses; if that is outside of the interval, its middle comes back.
+        The inverse of a percentile falls about linearly with the rate where a queue causes it (exactly for exponential
+        service). A line is fitted to all probes of the interval, each weighted by its number of requests; the result
+        is where it crosses the limit, or the middle of the interval if that lies outside.
         """
         if self.low is None or self.high is None:
             return None
@@ -104,21 +104,21 @@ def highest_rate(
     seed: int = 0,
     least: float = 0.0,
 ) -> Found:
-    """Search the highest rate at which a percentile stays within a limit.
+    """Search for the highest rate at which a percentile stays within a limit.
 
     Args:
         probe: drives a rate with a seed.
-        limit_ns: of the percentile.
+        limit_ns: limit of the percentile.
         share: 0.99 for the 99th percentile.
-        first: the rate that is tried first.
-        tolerance: the ends may be this share apart, when the search ends.
-        most_probes: rates that are tried.
-        most_runs: of one rate, each with a new seed.
-        seed: of the first run; each further run has the next one.
-        least: below it no rate is tried.
+        first: the first rate to probe.
+        tolerance: relative width of the interval at which the search ends.
+        most_probes: maximum number of rates to probe.
+        most_runs: maximum number of runs per rate, each with a new seed.
+        seed: seed of the first run; each further run has the next one.
+        least: lowest rate to probe.
 
     Raises:
-        UsageError: a number that makes no sense.
+        UsageError: an argument is out of range.
     """
     if not (
         first > 0 and math.isfinite(first) and limit_ns > 0 and 0 < share < 1 and most_probes > 0 and most_runs > 0
@@ -142,18 +142,18 @@ def highest_rate(
 
 
 BEYOND = 10
-"""Requests of a run that are to lie beyond the percentile: with fewer its interval has no upper end."""
+"""Minimum number of a run's requests beyond the percentile: with fewer its interval has no upper end."""
 
 BEGIN = 0.25
-"""Where a search begins, as a share of the rate at which the model would be busy all the time."""
+"""First rate of a search, as a share of the model's capacity, the rate at which it would always be busy."""
 
 
 LEAST = BEGIN / 8
-"""Below this share of that rate a search ends: hardly a request waits there, so fewer of them are not faster."""
+"""Share of the capacity below which a search ends: hardly any request waits there, so lower rates are not faster."""
 
 
 def least_requests(share: float) -> int:
-    """Return how many requests a run needs at least, so that a percentile has an interval."""
+    """Return the minimum number of requests in a run for the percentile to have an interval."""
     return math.ceil(round(BEYOND / (1 - share) / (1 - SETTLING), 6))
 
 
@@ -169,22 +169,22 @@ def drive_to_limit(
     most_probes: int = 15,
     probed: Callable[[float, int], object] | None = None,
 ) -> tuple[Found, Requests]:
-    """Search the highest rate by driving Poisson arrivals.
+    """Search for the highest rate by driving Poisson arrivals.
 
     Args:
-        serve: as of `xsp.evaluate.load.drive`.
-        limit_ns: of the percentile.
+        serve: as in `xsp.evaluate.load.drive`.
+        limit_ns: limit of the percentile.
         share: 0.99 for the 99th percentile.
-        requests: of a run; `least_requests` if that is more.
-        batch: inputs of a request.
+        requests: requests per run; at least `least_requests`.
+        batch: inputs per request.
         clock: real time, if not given.
-        seed: of the first run.
-        most_probes: rates that are tried.
-        probed: called before each run with its rate and how many runs were made.
+        seed: seed of the first run.
+        most_probes: maximum number of rates to probe.
+        probed: called before each run with its rate and the number of earlier runs.
 
     Returns:
-        What was found, and the requests of the last run at its lower end; of the first run, if no rate held; of a
-        closed loop and no rate, if each request alone takes longer than the limit.
+        The result, and the requests of the last run at its lower end; if no rate held, of the last run at the first
+        rate; if each request alone takes longer than the limit, of a closed loop, and no rate was probed.
     """
     requests = max(requests, least_requests(share))
     clock = clock or Clock()
@@ -211,7 +211,7 @@ def drive_to_limit(
 
 
 class _Search:
-    """A search that goes on."""
+    """The state of a search."""
 
     def __init__(
         self, probe: Probe, limit_ns: int, share: float, tolerance: float, most_runs: int, seed: int
@@ -259,7 +259,7 @@ class _Search:
 
     @property
     def next_rate(self) -> float | None:
-        """The middle of the widest gap between an end and what lies within, or beyond the one end that is known."""
+        """The middle of the wider gap next to an end, or a rate beyond the only known end; None if no gap is left."""
         low, high = self.low, self.high
         tried = [each.rate for each in self.probes]
         if low is None or high is None:
@@ -268,12 +268,12 @@ class _Search:
         return math.sqrt(a * b) if b / a > 1 + self._tolerance / 2 else None
 
     def _gaps(self, low: float, high: float) -> list[tuple[float, float]]:
-        """Return from where to where nothing was tried next to both ends: undecided rates lie between."""
+        """Return the unprobed gaps next to both ends; undecided rates lie between them."""
         within = [each.rate for each in self.probes if low < each.rate < high]
         return [(low, min(within)), (max(within), high)] if within else [(low, high)]
 
     def ended(self) -> str | None:
-        """Return why no further probe is needed."""
+        """Return why no further probe is needed; None if one is."""
         low, high = self.low, self.high
         if low is None or high is None:
             return None

@@ -1,8 +1,8 @@
-"""What two evaluations say of each other, and what the outputs of one are worth.
+"""Comparison of two evaluations, and the quality of the outputs of one.
 
 ```
 accuracy      top-k, average precision of boxes, intersection over union, perplexity, PSNR
-divergence    how far the outputs of two evaluations are apart
+divergence    distances between the outputs of two evaluations
 judging       whether two evaluations are the same: by outputs, latency and environment
 choices       optimal batch, Pareto front, cost, rank correlation over many evaluations
 ```

@@ -1,4 +1,4 @@
-"""What outputs are worth against what is true: classes, boxes, masks, texts, images."""
+"""Accuracy of outputs against the ground truth: classes, boxes, masks, texts, images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
     """Return the share of rows whose label is among the k highest scores; of equal scores the lower class is first.
 
     Raises:
-        AnalysisError: there are no rows, as many labels are missing, a label is no class, or a score is NaN.
+        AnalysisError: there are no rows, labels are missing, a label is not a class, or a score is NaN.
     """
     given, wanted = np.asarray(scores, float), np.asarray(labels)
     if given.ndim != 2 or not given.size or wanted.shape != given.shape[:1]:
@@ -37,7 +37,7 @@ def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
 
 
 def iou(a: Box, b: Box) -> float:
-    """Return the intersection over the union of two boxes; 0 of boxes without an area.
+    """Return the intersection over the union of two boxes; 0 for boxes without an area.
 
     Raises:
         AnalysisError: a box ends before it begins.
@@ -52,10 +52,10 @@ def iou(a: Box, b: Box) -> float:
 
 
 def mask_iou(a: ArrayLike, b: ArrayLike, classes: int) -> float:
-    """Return the mean intersection over union of two maps of classes, over the classes that one of them has.
+    """Return the mean intersection over union of two class maps, over the classes that occur in either.
 
     Raises:
-        AnalysisError: the maps are empty or have different shapes.
+        AnalysisError: the maps are empty, have different shapes, or contain none of the classes.
     """
     first, second = np.asarray(a), np.asarray(b)
     if first.shape != second.shape or not first.size:
@@ -72,7 +72,7 @@ def mask_iou(a: ArrayLike, b: ArrayLike, classes: int) -> float:
 
 @dataclass(frozen=True)
 class Truth:
-    """An object of an image."""
+    """An object in an image."""
 
     image: int | str
     kind: int | str
@@ -81,7 +81,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Detection(Truth):
-    """An object that was found."""
+    """A detected object."""
 
     score: float
 
@@ -92,16 +92,16 @@ COCO = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
 def average_precision(
     found: Sequence[Detection], truths: Sequence[Truth], overlap: float = 0.5, points: int | None = 101
 ) -> float:
-    """Return the average precision of the boxes of one kind.
+    """Return the average precision of the boxes of one class.
 
-    Detections are taken by falling score; each takes the object of its image, of those that are free, that it overlaps
-    most. The precision at a recall is the highest at that recall or above.
+    Detections are processed by decreasing score; each is matched to the object that it overlaps most, among those of
+    its image not yet matched. The precision at a recall is the highest precision at that recall or above.
 
     Args:
-        found: with scores.
-        truths: at least one.
-        overlap: intersection over union from which on an object is found.
-        points: 101 recalls as of COCO, 11 as of VOC 2007, None for the area under the curve as of VOC 2010.
+        found: detections.
+        truths: objects; at least one.
+        overlap: minimum intersection over union for an object to be found.
+        points: 101 recalls as in COCO, 11 as in VOC 2007, None for the area under the curve as in VOC 2010.
 
     Raises:
         AnalysisError: there is no object, or a score is NaN.
@@ -128,7 +128,7 @@ def average_precision(
     precision = np.maximum.accumulate(precision[::-1])[::-1]
     if points is None:
         return float((np.diff(recall, prepend=0.0) * precision).sum())
-    # a recall of 1/10 is reached by one hit of ten, whatever rounding says
+    # one hit of ten reaches a recall of 1/10, despite rounding
     places = np.searchsorted(recall + 1e-12, np.linspace(0, 1, points), "left")
     return float(np.append(precision, 0.0)[places].mean())
 
@@ -136,7 +136,7 @@ def average_precision(
 def mean_average_precision(
     found: Sequence[Detection], truths: Sequence[Truth], overlaps: Sequence[float] = COCO, points: int | None = 101
 ) -> float:
-    """Return the mean of `average_precision` over overlaps and over the kinds that have an object.
+    """Return the mean of `average_precision` over overlaps and over the classes that have an object.
 
     Raises:
         As `average_precision`.
@@ -164,12 +164,12 @@ def perplexity(scores: ArrayLike, tokens: ArrayLike, ignored: int | None = -100)
     """Return exp of the mean negative log-likelihood of tokens.
 
     Args:
-        scores: before softmax, over the vocabulary on the last axis; each of the token at its own place.
-        tokens: one for each row of scores.
+        scores: scores before softmax, over the vocabulary on the last axis; a row scores the token at its own place.
+        tokens: one token for each row of scores.
         ignored: the token that does not count.
 
     Raises:
-        AnalysisError: shapes do not fit, a token is not in the vocabulary, no token counts, or a score is NaN.
+        AnalysisError: shapes do not match, a token is not in the vocabulary, no token counts, or a score is NaN.
     """
     given, wanted = np.asarray(scores, np.float64), np.asarray(tokens)
     if given.ndim < 1 or wanted.shape != given.shape[:-1]:
@@ -190,10 +190,10 @@ def perplexity(scores: ArrayLike, tokens: ArrayLike, ignored: int | None = -100)
 
 
 def psnr(a: ArrayLike, b: ArrayLike, peak: float = 255.0) -> float:
-    """Return the ratio of the peak to the noise of two images, in decibel; infinite of equal ones.
+    """Return the peak signal-to-noise ratio of two images in decibels; infinite for equal images.
 
     Raises:
-        AnalysisError: they are empty, have different shapes, or numbers that are not finite.
+        AnalysisError: they are empty, have different shapes, or have values that are not finite.
     """
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if first.shape != second.shape or not first.size:

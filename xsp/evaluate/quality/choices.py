@@ -1,4 +1,4 @@
-"""What many evaluations say together: how throughput grows with the batch, which models nothing beats, what they cost.
+"""Conclusions from many evaluations: scaling of throughput with the batch, the Pareto front of models, their cost.
 
 Rank correlations are those of `xsp.evaluate.quality.divergence`.
 """
@@ -18,17 +18,17 @@ from xsp.errors import AnalysisError, UsageError
 from xsp.evaluate.quality.divergence import rank
 
 LAST_GAIN = 0.05
-"""Share that a doubling gains to be worth it, by XSP's definition."""
+"""Minimum gain of a doubling to be worth it, as a share, by XSP's definition."""
 
 SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True)
 class Scalability:
-    """Throughput by batch size, and the size to take by each definition."""
+    """Throughput by batch size, and the optimal size by each definition."""
 
     shares: Mapping[int, float]
-    """Throughput by batch size, as a share of the highest one."""
+    """Throughput by batch size, as a share of the highest throughput."""
 
     highest: int
     """The size of the highest throughput: MLModelScope's optimal batch."""
@@ -37,18 +37,18 @@ class Scalability:
     """The smallest size whose doubling gains at most 5 %: the rule of XSP's paper."""
 
     last_gain: int
-    """The size that the last doubling with a gain above 5 % leads to. Where throughput falls and rises again, it is
-    beyond `plateau`."""
+    """The size reached by the last doubling with a gain above 5 %. If throughput falls and rises again, it is beyond
+    `plateau`."""
 
 
 def scalability(inputs_per_second: Mapping[int, float]) -> Scalability:
     """Return how throughput grows with the batch.
 
     Args:
-        inputs_per_second: by batch size, each about double the one before.
+        inputs_per_second: by batch size, each about double the previous one.
 
     Raises:
-        AnalysisError: there is none, or one that is no positive number.
+        AnalysisError: it is empty, or a throughput is not a positive number.
     """
     _positive(inputs_per_second)
     sizes = sorted(inputs_per_second)
@@ -62,17 +62,17 @@ def scalability(inputs_per_second: Mapping[int, float]) -> Scalability:
 
 
 def pareto(rows: Sequence[Mapping[str, float | None]], more: Sequence[str], less: Sequence[str]) -> list[int]:
-    """Return the places of the rows that no other row beats: as good in all figures, and better in one.
+    """Return the indices of the rows on the Pareto front: no other row is as good in all figures and better in one.
 
     Args:
-        rows: of figures.
+        rows: rows of figures.
         more: figures of which more is better.
         less: figures of which less is better.
 
-    A row without one of the figures is on no front and beats none. Equal rows are on it together.
+    A row that lacks one of the figures is not on the front and beats no row. Equal rows are on it together.
 
     Raises:
-        UsageError: no figure was asked for.
+        UsageError: no figure was given.
     """
     if not more and not less:
         raise UsageError("a Pareto front needs a figure of which more, or less, is better")
@@ -93,7 +93,7 @@ def pareto(rows: Sequence[Mapping[str, float | None]], more: Sequence[str], less
 
 @dataclass(frozen=True)
 class Price:
-    """What a machine costs an hour, and when it did."""
+    """Price of a machine per hour, with its date."""
 
     machine: str
     per_hour: float
@@ -104,12 +104,12 @@ class Price:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a million inputs, at full load."""
+    """Cost of a million inputs, at full load."""
 
     amount: float
     currency: str
     date: datetime.date
-    """Of the price."""
+    """Date of the price."""
 
 
 PAPER = datetime.date(2019, 11, 19)
@@ -118,14 +118,14 @@ PRICES = (
     Price("g3.4xlarge", 0.90, "USD", PAPER, "arXiv 1911.08031, Table 1"),
     Price("p2.xlarge", 0.75, "USD", PAPER, "arXiv 1911.08031, Table 1"),
 )
-"""Prices as published, with the day of the paper; in its text those of the last two are exchanged."""
+"""Published prices, with the date of the paper; in its text those of the last two are exchanged."""
 
 
 def prices(path: str | os.PathLike[str]) -> list[Price]:
     """Return the prices of a CSV file with the columns machine, per_hour, currency, date (YYYY-MM-DD), source.
 
     Raises:
-        UsageError: it cannot be read, with the line.
+        UsageError: it cannot be read; for an invalid price, the message names the line.
     """
     found = []
     try:
@@ -145,10 +145,10 @@ def prices(path: str | os.PathLike[str]) -> list[Price]:
 
 
 def cost_per_million(inputs_per_second: float, machine: str, known: Sequence[Price] = PRICES) -> Cost | None:
-    """Return what a million inputs cost on a machine by its latest price; None if it has no price.
+    """Return the cost of a million inputs on a machine at its latest price; None if it has no price.
 
     Raises:
-        AnalysisError: the throughput is no positive number.
+        AnalysisError: the throughput is not a positive number.
     """
     _positive({machine: inputs_per_second})
     own = [each for each in known if each.machine.lower() == machine.lower()]
@@ -161,14 +161,14 @@ def cost_per_million(inputs_per_second: float, machine: str, known: Sequence[Pri
 def rank_correlations(
     rows: Sequence[Mapping[str, float | None]], names: Sequence[str]
 ) -> dict[tuple[str, str], float | None]:
-    """Return Spearman's correlation of each two figures, over the rows that have both.
+    """Return Spearman's correlation of each pair of figures, over the rows that have both.
 
     Args:
-        rows: of figures.
-        names: of the figures.
+        rows: rows of figures.
+        names: names of the figures.
 
     Returns:
-        None for two figures of which fewer than three rows have both, or one is constant.
+        The correlation by pair; None if fewer than three rows have both figures, or one figure is constant.
     """
     found: dict[tuple[str, str], float | None] = {}
     for place, one in enumerate(names):

@@ -1,7 +1,7 @@
-"""How far two outputs are apart: of distributions, of samples, and of numbers as they stand.
+"""Distances between two outputs: of distributions, of samples, and of paired numbers.
 
-`kl`, `js`, `hellinger` and `bhattacharyya` take weights of the same outcomes, divided by their sum; logarithms
-are natural. Of several rows the mean over the rows comes back. `ks` takes samples, all others numbers in pairs.
+`kl`, `js`, `hellinger` and `bhattacharyya` take weights of the same outcomes and normalise them; logarithms are
+natural. For several rows they return the mean over the rows. `ks` takes samples, all others paired numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 def softmax(scores: ArrayLike) -> Floats:
-    """Return the distribution that scores stand for, over the last axis."""
+    """Return the softmax of scores over the last axis."""
     given = np.asarray(scores, np.float64)
     powers = np.exp(given - given.max(axis=-1, keepdims=True))
     found: Floats = powers / powers.sum(axis=-1, keepdims=True)
@@ -28,22 +28,22 @@ def softmax(scores: ArrayLike) -> Floats:
 
 
 def kl(p: ArrayLike, q: ArrayLike) -> float:
-    """Return the divergence of Kullback and Leibler, Σ p·ln(p / q); infinite where q excludes what p has."""
+    """Return the Kullback-Leibler divergence, Σ p·ln(p / q); infinite if q is 0 where p is not."""
     return _over_rows(_kl, *_distributions(p, q))
 
 
 def js(p: ArrayLike, q: ArrayLike) -> float:
-    """Return the divergence of Jensen and Shannon, from 0 to ln 2; its root is the distance that SciPy returns."""
+    """Return the Jensen-Shannon divergence, from 0 to ln 2; its square root is the distance that SciPy returns."""
     return _over_rows(lambda a, b: (_kl(a, (a + b) / 2) + _kl(b, (a + b) / 2)) / 2, *_distributions(p, q))
 
 
 def hellinger(p: ArrayLike, q: ArrayLike) -> float:
-    """Return the distance of Hellinger, √(½·Σ (√p − √q)²), from 0 to 1."""
+    """Return the Hellinger distance, √(½·Σ (√p − √q)²), from 0 to 1."""
     return _over_rows(lambda a, b: math.sqrt(((np.sqrt(a) - np.sqrt(b)) ** 2).sum() / 2), *_distributions(p, q))
 
 
 def bhattacharyya(p: ArrayLike, q: ArrayLike) -> float:
-    """Return the distance of Bhattacharyya, −ln Σ √(p·q); infinite where p and q have nothing in common."""
+    """Return the Bhattacharyya distance, −ln Σ √(p·q); infinite if p and q do not overlap."""
 
     def of_row(a: Floats, b: Floats) -> float:
         overlap = float(np.sqrt(a * b).sum())
@@ -53,7 +53,7 @@ def bhattacharyya(p: ArrayLike, q: ArrayLike) -> float:
 
 
 def ks(a: ArrayLike, b: ArrayLike) -> float:
-    """Return the statistic of Kolmogorov and Smirnov: how far the cumulative shares of two samples are apart at most.
+    """Return the Kolmogorov-Smirnov statistic: the maximum difference of the cumulative shares of two samples.
 
     The samples may have different sizes.
     """
@@ -67,7 +67,7 @@ def cosine(a: ArrayLike, b: ArrayLike) -> float:
     """Return 1 − cos of the angle between both, over all numbers.
 
     Raises:
-        AnalysisError: one of them is 0 throughout, so there is no angle.
+        AnalysisError: one of them is all zero, so there is no angle.
     """
     first, second = (each.ravel() for each in _pairs(a, b))
     sizes = float(np.linalg.norm(first)), float(np.linalg.norm(second))
@@ -77,7 +77,7 @@ def cosine(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def covariance(a: ArrayLike, b: ArrayLike) -> float:
-    """Return the covariance over all pairs of numbers, with n − 1 below.
+    """Return the covariance over all pairs of numbers, with the denominator n − 1.
 
     Raises:
         AnalysisError: there are fewer than two pairs.
@@ -87,12 +87,12 @@ def covariance(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def correlation(a: ArrayLike, b: ArrayLike) -> float:
-    """Return Pearson's correlation; see `rank` for what is raised."""
+    """Return Pearson's correlation; it raises the same errors as `rank`."""
     return _coefficient(pearson_of, a, b)
 
 
 def rank(a: ArrayLike, b: ArrayLike) -> float:
-    """Return Spearman's correlation of ranks, equal values sharing the mean of theirs.
+    """Return Spearman's rank correlation; equal values share their mean rank.
 
     Raises:
         AnalysisError: there are fewer than two pairs, or one side is constant.
@@ -116,13 +116,13 @@ OF_NUMBERS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
 
 
 def all_of(before: ArrayLike, after: ArrayLike, scores: bool = False) -> dict[str, float | str]:
-    """Return each measure of two outputs by its name, or, as text, why it has none.
+    """Return each measure of two outputs by name, or, as text, the reason why it is undefined.
 
     Args:
-        before: of the first evaluation.
-        after: of the second one.
-        scores: whether they are scores, which `softmax` makes distributions of; else those that are none have no
-            measures of distributions.
+        before: outputs of the first evaluation.
+        after: outputs of the second evaluation.
+        scores: whether they are scores, to which `softmax` is applied for measures of distributions; otherwise outputs
+            that are not distributions have no such measures.
     """
     found: dict[str, float | str] = {}
     for name, measure in {**OF_DISTRIBUTIONS, **OF_NUMBERS}.items():
@@ -177,7 +177,7 @@ def _pairs(a: ArrayLike, b: ArrayLike, least: int = 1) -> tuple[Floats, Floats]:
 
 
 def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:
-    """Return both as rows that sum up to 1."""
+    """Return both as rows that sum to 1."""
     found = []
     for each, name in zip(_pairs(p, q), ("first", "second"), strict=True):
         rows = each.reshape(-1, each.shape[-1]) if each.ndim else each.reshape(1, 1)

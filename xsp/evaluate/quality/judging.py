@@ -1,9 +1,9 @@
 """Whether two evaluations are the same: by their environment, their outputs and their latencies.
 
-Each subject is judged by itself. The evaluations are different if one subject is; they are the same if all are; else
-nobody can tell, and the reasons say what is missing. Latencies are compared as runs are (`xsp.comparison.evidence`).
-What is kept is of one start at one time, so however many repeats there are, only differences beyond those of two starts
-of one program are told, and only what a loaded machine does not explain; `settle` repeats until the spread is known.
+Each subject is judged on its own. The evaluations are different if one subject is; they are the same if all are; else
+the verdict is open, and the reasons say what is missing. Latencies are compared like runs (`xsp.comparison.evidence`).
+A stored evaluation is one start at one time, however many repeats it has. So only differences count that exceed those
+between two starts of one program and that a loaded machine does not explain; `settle` repeats to learn the spread.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ Runs = Sequence[NDArray[Any]]
 """Latencies in nanoseconds, in their order: an array for each run."""
 
 ROUNDING, MORE_THAN_ROUNDING = 16, 64
-"""Units of the last place, of the norm of all outputs: up to the first it is the order of summation, beyond the second
-it is another computation."""
+"""Units in the last place, of the norm of all outputs: up to the first a difference is the order of summation, beyond
+the second it is another computation."""
 
 UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 MOST_ROUNDING = 0.2
-"""More than this share is no rounding, in whatever precision."""
+"""A larger share than this is not rounding, whatever the precision."""
 
 OF_PROCESSORS = (0.8, 1.1)
-"""The shares of its latency that a request computes where its processor time stands for its latency: it neither waits
-for something else, nor computes on several cores."""
+"""Range of processor time over latency within which processor time can replace latency: the request neither waits for
+anything else nor computes on several cores."""
 
 CROWDED = 1.05
-"""A run whose requests may have been slower than alone by more than this had a machine with other work."""
+"""Slowdown of a run's requests above which the machine had other work."""
 
 BESIDE = frozenset({"host", "kernel", "agent", "xsp", "started", "pid"})
-"""What may differ between two evaluations that are the same; it is named all the same."""
+"""Facts that may differ between two evaluations that are the same; differences are mentioned nevertheless."""
 
 MOST_TURNS = 5
 
 
 class Verdict(enum.Enum):
-    """What two evaluations are."""
+    """The relation of two evaluations."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -55,38 +55,38 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Around:
-    """What else is known of the latencies of a run."""
+    """Circumstances of the latencies of a run."""
 
     slowdown: float = 1.0
-    """How many times slower than alone its requests were at most: see `xsp.evaluate.contention`."""
+    """Upper bound of the slowdown of its requests by other work: see `xsp.evaluate.contention`."""
 
     processor_ns: float | None = None
-    """What a request took of processors, all threads together, the median; None where the model is elsewhere."""
+    """Median processor time per request, over all threads; None if the model runs in another process."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an evaluation came to."""
+    """The outcome of an evaluation."""
 
     outputs: Mapping[str, NDArray[Any]] | None
-    """By name, before they are shortened to what is shown; None if they were not kept."""
+    """By name, before truncation for display; None if they were not kept."""
 
     latencies_ns: Mapping[str, Runs]
-    """By what was asked, such as the batch size."""
+    """By what was requested, such as the batch size."""
 
     environment: Mapping[str, str]
-    """Whatever bears upon it: versions, threads, processor, precision, batch, and how inputs are made ready."""
+    """Everything that influences it: versions, threads, processor, precision, batch, and preprocessing."""
 
     precision: str = ""
-    """In which the model computes, if that is not the type of its outputs."""
+    """Precision of the computation, if it differs from the type of its outputs."""
 
     around: Mapping[str, Sequence[Around]] = field(default_factory=dict)
-    """By the same names as latencies, one for each run; nothing is known where there is none."""
+    """By the same names as latencies, one for each run; missing ones are unknown."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """What one subject says."""
+    """The verdict on one subject, with an explanation."""
 
     subject: str
     verdict: Verdict
@@ -95,18 +95,18 @@ class Reason:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What two evaluations are, and why."""
+    """The verdict on two evaluations, with its reasons."""
 
     verdict: Verdict
     reasons: tuple[Reason, ...] = field(default_factory=tuple)
 
     @property
     def why(self) -> tuple[Reason, ...]:
-        """The reasons that made the verdict."""
+        """The reasons for the verdict."""
         return tuple(each for each in self.reasons if each.verdict is self.verdict)
 
     def by(self, subject: str) -> Verdict:
-        """Return what the reasons of `environment`, `outputs` or `latency` come to."""
+        """Return the verdict of the reasons on `environment`, `outputs` or `latency`."""
         return _together([each for each in self.reasons if each.subject == subject])
 
 
@@ -129,8 +129,8 @@ def settle(before: Outcome, again: Callable[[], Outcome], most: int = MOST_TURNS
 
     Args:
         before: the stored evaluation.
-        again: makes it again.
-        most: times.
+        again: repeats the evaluation.
+        most: maximum number of evaluations.
     """
     after = again()
     found = judge(before, after)
@@ -141,7 +141,7 @@ def settle(before: Outcome, again: Callable[[], Outcome], most: int = MOST_TURNS
         if found.by("latency") is Verdict.DIFFERENT and _repeats(after) >= evidence.FIRST:
             break
         if not (set(before.latencies_ns) & set(after.latencies_ns)):
-            break  # repeating tells nothing
+            break  # without common latencies repeating decides nothing
         more = again()
         latencies = {
             part: [*runs, *more.latencies_ns.get(part, ())] for part, runs in after.latencies_ns.items()
@@ -208,10 +208,10 @@ def _of_outputs(before: Outcome, after: Outcome) -> Iterator[Reason]:
 
 
 def constant(outputs: Mapping[str, NDArray[Any]]) -> str:
-    """Return why outputs do not tell one model or pipeline from another, nothing if they may.
+    """Return why outputs cannot distinguish models or pipelines; empty if they can.
 
-    They do not where each of them is one number throughout, or the same for all samples. One sample, or one number, is
-    not known to be constant.
+    They cannot if each output is one number throughout, or the same for all samples. A single sample or number does not
+    show whether an output is constant.
 
     Args:
         outputs: arrays by name, samples along the first axis.
@@ -229,7 +229,7 @@ def constant(outputs: Mapping[str, NDArray[Any]]) -> str:
 
 
 def _equal(one: NDArray[Any], other: Any) -> bool:
-    """Return whether all numbers are equal, NaN to NaN."""
+    """Return whether all numbers are equal; NaN equals NaN."""
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
@@ -267,7 +267,7 @@ def _of_output(name: str, one: NDArray[Any], other: NDArray[Any], precision: str
 
 
 def _apart(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Return the norm of the difference over that of the larger one; of scaled values, so nothing overflows."""
+    """Return the norm of the difference over the larger norm; values are scaled, so nothing overflows."""
     wide = np.complex128 if one.dtype.kind == "c" else np.float64
     one, other = one.astype(wide).ravel(), other.astype(wide).ravel()
     scale = max(np.abs(one).max(initial=0.0), np.abs(other).max(initial=0.0))
@@ -303,7 +303,7 @@ class _Run:
         return self.around.processor_ns
 
     def alone(self) -> _Run:
-        """Return what its requests would have taken at least, with the machine for them alone."""
+        """Return the run with a lower bound of its latencies: those with the machine for its requests alone."""
         return replace(self, latencies=[each / self.around.slowdown for each in self.latencies])
 
 
@@ -317,7 +317,7 @@ def _side(outcome: Outcome, part: str) -> list[_Run]:
 
 
 def _quiet(runs: list[_Run]) -> list[_Run]:
-    """Return the runs that had the machine for themselves; all if there is none."""
+    """Return the runs without other work on the machine; all runs if there are none."""
     return [each for each in runs if each.around.slowdown <= CROWDED] or runs
 
 
@@ -335,7 +335,7 @@ def _of_part(before: list[_Run], after: list[_Run]) -> tuple[Verdict, str]:
     said = f"{change} ({100 * low:+.1f} to {100 * high:+.1f}), of {what}"
     worst = [max(each.around.slowdown for each in side) for side in (before, after)]
     alone = [[each.alone() for each in side] for side in (before, after)]
-    # the slower side may have waited for others in all the time that it could have, the faster one in none
+    # bounds: the slower side may have waited for others as long as possible, the faster side not at all
     bounds = _evidence(before, alone[1]), _evidence(alone[0], after)
     if _within(as_seen) and all(map(_within, bounds)):
         return Verdict.SAME, said
@@ -360,7 +360,7 @@ def _of_figures(before: list[float], after: list[float]) -> evidence.Evidence:
 
 
 def _within(found: evidence.Evidence) -> bool:
-    """Return whether the whole interval is within what two starts may differ by."""
+    """Return whether the whole interval is within the spread of two starts."""
     if found.low is None or found.high is None or not found.a:
         return False
     low, high = found.low / found.a, found.high / found.a
@@ -368,7 +368,7 @@ def _within(found: evidence.Evidence) -> bool:
 
 
 def _beyond(found: evidence.Evidence) -> int:
-    """Return 1 if the whole interval is above what two starts may differ by, -1 if it is below, else 0."""
+    """Return 1 if the whole interval is above the spread of two starts, -1 if it is below, else 0."""
     if found.low is None or found.high is None or not found.a:
         return 0
     low, high = found.low / found.a, found.high / found.a
@@ -376,9 +376,9 @@ def _beyond(found: evidence.Evidence) -> int:
 
 
 def _by_processor(before: list[_Run], after: list[_Run]) -> str | None:
-    """Return by how much processor times differ, where they stand for latencies and are within what starts differ by.
+    """Return the change of processor times, if they can replace latencies and are within the spread of two starts.
 
-    They do where requests compute for most of their time on the side that had less other work.
+    They can if requests compute for most of their time on the side that had less other work.
     """
     taken = [[run.processor for run in side if run.processor is not None] for side in (before, after)]
     if len(taken[0]) != len(before) or len(taken[1]) != len(after):

@@ -1,4 +1,4 @@
-"""The server of the evaluations of a folder: REST and pages."""
+"""The server of a folder's evaluations: REST and pages."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CONNECTIONS = 64
 
 
 def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue | None = None) -> FastAPI:
-    """Return the application without the guard that it is served behind.
+    """Return the application without the guard in front of it.
 
     Args:
         store: folder of results.
-        there: agents; a process of its own for each evaluation if None.
-        queue: of evaluations; a new one if None. It is closed with the application.
+        there: agents; an agent with a subprocess per evaluation if None.
+        queue: queue of evaluations; a new one if None. It is closed with the application.
     """
     waiting = queue or Queue()
     known = list(there) if there is not None else [transports.OwnProcess()]
@@ -73,12 +73,12 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
 
 
 def server(store: Path, address: str, port: int, there: Sequence[Agent] | None = None) -> uvicorn.Server:
-    """Return a server of the evaluations of a folder, behind its guard; `run` serves until a signal.
+    """Return a server of a folder's evaluations, behind its guard; `run` serves until a signal.
 
     Args:
         store: folder of results.
-        address: to listen on, in digits or a name.
-        port: to listen on.
+        address: IP address or host name to listen on.
+        port: port to listen on.
         there: agents, as for `application`.
     """
     guarded = Guard(application(store, there), address)

@@ -1,4 +1,4 @@
-"""Which requests come in: those that name this server, from its own pages or from none, with a body of a known size."""
+"""Filter of requests: only those to this server's name, from its own pages or none, with a body of limited size."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_BODY = 512 << 10
-"""Bytes of a request: a manifest of 256 KiB, quoted."""
+"""Maximum bytes of a body: a manifest of 256 KiB, escaped as JSON."""
 
 SECONDS = 30.0
-"""For a body to arrive."""
+"""Seconds for a body to arrive."""
 
 READING = ("GET", "HEAD")
 
@@ -33,18 +33,18 @@ HEADERS = {
         b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
-"""Of each answer that does not have its own."""
+"""Headers of each response that does not set its own."""
 
 
 def is_ours(host: str | None, address: str) -> bool:
     """Return whether a request's `Host` names this server.
 
-    A page elsewhere can give a name of its own the address of this server; it can do so with names only. So a server on
-    loopback is asked by its three names, and another one by any address in digits or by the name of its machine.
+    A foreign page can point a name of its own to this server's address (DNS rebinding), but only a name. So a server on
+    loopback accepts its three names, and any other server accepts IP addresses and the machine's name.
 
     Args:
-        host: of the request, perhaps with a port.
-        address: that the server listens on.
+        host: `Host` of the request, possibly with a port.
+        address: address that the server listens on.
     """
     if host is None:
         return False
@@ -61,20 +61,20 @@ def is_ours(host: str | None, address: str) -> bool:
 
 
 class Guard:
-    """Stands before the application: answers itself what does not come in."""
+    """Wraps the application, and answers rejected requests."""
 
     def __init__(self, application: Application, address: str = "127.0.0.1", most: int = MOST_BODY) -> None:
-        """Stand before an application.
+        """Wrap an application.
 
         Args:
-            application: as in ASGI.
-            address: that it is served on.
-            most: bytes of a body.
+            application: an ASGI application.
+            address: address on which it is served.
+            most: maximum bytes of a body.
         """
         self._application, self._address, self._most = application, address, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer it."""
+        """Pass a request on, or reject it."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] != "http":
@@ -93,7 +93,7 @@ class Guard:
             await self._application(scope, _again(body, receive), _with_headers(send))
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:
-        """Return status and reason for a request whose headers tell that it does not come in."""
+        """Return status and reason if the headers of a request are grounds to reject it."""
         found: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -130,7 +130,7 @@ class Guard:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """Return what gives a body that was read once more, and afterwards what comes."""
+    """Return a `receive` that first returns a body that was already read, and then what follows."""
     pending: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def give() -> MutableMapping[str, Any]:

@@ -1,7 +1,7 @@
-"""Which manifests are taken from a network: those of models by name with weights from a seed, on synthetic data.
+"""Which manifests are accepted from a network: models by name with weights from a seed, on synthetic data.
 
-Whoever can reach the server can send any manifest. So nothing in it may run code, read a file, set a variable of a
-process, or ask for more memory than an evaluation needs; what is refused here can be run from the command line.
+Anyone who can reach the server can send any manifest. So nothing in it may run code, read a file, set a variable of a
+process, or request more memory than an evaluation needs; refused manifests can be run from the command line.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MOST_OF_A_MODEL = 1_000_000
 
 
 def read(text: str) -> Read:
-    """Return the manifest that a text says, in any dialect; a section never stands for a file.
+    """Return the manifest in a text, of any dialect; sections cannot be file names.
 
     Raises:
-        ManifestError: it is none.
+        ManifestError: it is not a manifest.
     """
     found = yamltext.read(text, "manifest")
     if not isinstance(found.content, dict):
@@ -46,10 +46,10 @@ def read(text: str) -> Read:
 
 
 def of_json(content: Any) -> Read:
-    """Return the manifest that plain data says, within the limits of one in YAML.
+    """Return the manifest in plain data, within the limits of one in YAML.
 
     Raises:
-        ManifestError: it is none.
+        ManifestError: it is not a manifest.
     """
     try:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False)
@@ -59,7 +59,7 @@ def of_json(content: Any) -> Read:
 
 
 def refused(manifest: Manifest) -> list[str]:
-    """Return why a manifest is not taken from a network, each reason as a sentence; none if it is."""
+    """Return the reasons, as sentences, not to accept a manifest from a network; empty if it is accepted."""
     return [*_code(manifest), *_size(manifest)]
 
 

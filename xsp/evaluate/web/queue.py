@@ -1,4 +1,4 @@
-"""Evaluations that were asked for: one at a time, in the order in which they came, so that none disturbs another."""
+"""Queue of requested evaluations: they run one at a time, in order of arrival, so that none disturbs another."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from xsp.evaluate.manifest import Manifest
 
 MOST_WAITING = 32
 MOST_KEPT = 200
-"""Of those that ended; the oldest are forgotten, and their results stay."""
+"""Number of ended evaluations to keep; the oldest are dropped, but their results stay."""
 
 SECONDS = 1800.0
-"""For one evaluation."""
+"""Time limit of an evaluation, in seconds."""
 
 ENDED = ("done", "failed", "cancelled")
 
 
 class FullError(UsageError):
-    """So many wait already."""
+    """The queue is full."""
 
 
 class _Stopped(Exception):
-    """Raised within an agent's progress: the evaluation is to end."""
+    """Raised in an agent's progress callback to end the evaluation."""
 
 
 @dataclass
 class Job:
-    """An evaluation that was asked for."""
+    """A requested evaluation."""
 
     manifest: Manifest
     agent: Agent
@@ -65,14 +65,14 @@ class Job:
 
 
 class Queue:
-    """Carries out evaluations on a thread of its own, one after the other; `close` ends it."""
+    """Runs evaluations on a thread of its own, one after the other, until `close`."""
 
     def __init__(self, seconds: float = SECONDS, waiting: int = MOST_WAITING) -> None:
-        """Begin, without a thread before the first evaluation.
+        """Create the queue; its thread starts with the first evaluation.
 
         Args:
-            seconds: for one evaluation.
-            waiting: evaluations at most.
+            seconds: time limit of an evaluation.
+            waiting: maximum number of waiting evaluations.
         """
         self._seconds, self._most = seconds, waiting
         self._jobs: dict[str, Job] = {}
@@ -82,10 +82,10 @@ class Queue:
         self._closed = False
 
     def add(self, manifest: Manifest, agent: Agent, options: Options) -> Job:
-        """Put an evaluation last.
+        """Append an evaluation.
 
         Raises:
-            FullError: too many wait.
+            FullError: too many evaluations wait.
         """
         with self._changed:
             if self._closed or len(self._waiting) >= self._most:
@@ -103,27 +103,27 @@ class Queue:
         return job
 
     def jobs(self) -> Sequence[Job]:
-        """Return what was asked for, oldest first."""
+        """Return all jobs, oldest first."""
         with self._changed:
             return list(self._jobs.values())
 
     def job(self, name: str) -> Job | None:
-        """Return one by its id; None if there is none."""
+        """Return the job of an ID; None if there is none."""
         with self._changed:
             return self._jobs.get(name)
 
     def cancel(self, job: Job) -> None:
-        """End one: at once if it waits, within a few seconds if it runs."""
+        """Cancel a job: at once if it waits, within a few seconds if it runs."""
         with self._changed:
             job.cancel.set()
             if job.state == "waiting":
-                with contextlib.suppress(ValueError):  # its turn comes at this moment
+                with contextlib.suppress(ValueError):  # the thread is just taking it
                     self._waiting.remove(job)
                     job.state = "cancelled"
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End all of them."""
+        """Cancel all jobs and end the thread."""
         with self._changed:
             self._closed = True
         for job in self.jobs():
@@ -159,7 +159,7 @@ class Queue:
         state, result, error = "failed", None, None
         try:
             progress("starting", 0, 0)
-            # Paths of a manifest would start at the store; `policy` has let none through.
+            # Relative paths in a manifest would start at the store; `policy` accepts none.
             result = Path(job.agent.submit(job.manifest, job.options.store, job.options, progress)).name
             state = "done"
         except _Stopped as stopped:
@@ -167,7 +167,7 @@ class Queue:
             state = "failed" if error else "cancelled"
         except XspError as failed:
             error = str(failed)
-        except Exception as failed:  # the next one runs all the same
+        except Exception as failed:  # the next one runs nevertheless
             error = f"{type(failed).__name__}: {failed}"
         job.result, job.error = result, error
-        job.state = state  # last: whoever sees that it ended sees the rest, too
+        job.state = state  # last, so that a reader who sees the end also sees the rest

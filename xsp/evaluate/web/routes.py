@@ -1,4 +1,4 @@
-"""Routes of REST and of the pages: what is asked for by which address, and what is answered."""
+"""Routes of the REST interface and of the pages."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ MOST_COMPARED = 16
 MOST_ROWS = 1_000
 MOST_REQUESTS = 10_000
 MOST_WATCHING = 16
-"""Streams of progress at a time."""
+"""Maximum number of concurrent progress streams."""
 
 MOST_REPORTS = 4
-"""Pages of traces that are kept."""
+"""Number of cached trace pages."""
 
 EVERY_S = 0.1
 QUIET_S = 10.0
 
 OF_REPORTS = ("echarts.min.js", "words.js", "charts.js", "sections.js", "report.css")
-"""What the pages share with the report of a run."""
+"""Assets shared with the report of a run."""
 
 OURS = ("web.js", "form.js", "results.js", "web.css")
 
@@ -52,7 +52,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Asked(BaseModel):
-    """An evaluation to make: a manifest as plain data or as YAML, and what is asked beside it."""
+    """A requested evaluation: a manifest as plain data or as YAML, with options."""
 
     manifest: dict[str, Any] | None = None
     yaml: str | None = None
@@ -61,11 +61,11 @@ class Asked(BaseModel):
 
     bound: bool = False
     agent: str = ""
-    """The first that satisfies the manifest, if empty."""
+    """Name of the agent; the first that satisfies the manifest, if empty."""
 
 
 def of_results(kept: Shelf) -> APIRouter:
-    """Return the routes of what was evaluated: results, comparisons, the leader board, reports of traces."""
+    """Return the routes of evaluated manifests: results, comparisons, the leaderboard, reports of traces."""
     made = APIRouter()
     reports = _Reports()
 
@@ -132,7 +132,7 @@ def of_results(kept: Shelf) -> APIRouter:
         one = named(name)
         if not shelf.has_trace(one):
             raise HTTPException(404, "no trace was asked for")
-        # The page brings its own policy, which allows its scripts by their sums.
+        # The page has its own policy, which allows its scripts by their hashes.
         return HTMLResponse(reports.page(one), headers={"content-security-policy": "frame-ancestors 'none'"})
 
     @made.get("/api/compare", tags=["results"], summary="Results, each held against the first")
@@ -156,7 +156,7 @@ def of_results(kept: Shelf) -> APIRouter:
 
 
 def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
-    """Return the routes of evaluations to make: who carries them out, what is asked for, how far it is."""
+    """Return the routes of evaluations to run: agents, requests, and progress."""
     made = APIRouter(tags=["evaluations"])
     watching = 0
 
@@ -254,7 +254,7 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
 
 
 def of_pages() -> APIRouter:
-    """Return the routes of the pages and of what they are made of."""
+    """Return the routes of the pages and of their assets."""
     made = APIRouter()
     parts = {**dict.fromkeys(OF_REPORTS, "xsp.report"), **dict.fromkeys(OURS, "xsp.evaluate.web")}
 
@@ -273,7 +273,7 @@ def of_pages() -> APIRouter:
 
 
 class _Reports:
-    """Pages of traces: one is made at a time, since each takes seconds and much memory."""
+    """Pages of traces: one is made at a time, because each takes seconds and much memory."""
 
     def __init__(self) -> None:
         self._pages: OrderedDict[str, str] = OrderedDict()
@@ -293,11 +293,11 @@ class _Reports:
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return JSON as it is: validating a thousand rows again would take longer than to find them."""
+    """Return JSON without validation: validating a thousand rows again would take longer than finding them."""
     written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
     try:
         text = written.encode(content)
-    except ValueError:  # there are numbers that are not finite, which hardly ever happens
+    except ValueError:  # there are numbers that are not finite, which is rare
         text = written.encode(json.loads(json.dumps(content, default=str), parse_constant=lambda _: None))
     return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
 

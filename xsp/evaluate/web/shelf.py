@@ -1,4 +1,4 @@
-"""The results of a folder for many requests: each is read once, and again when its file is another one."""
+"""Cache of a folder's results: each is read once, and again when its file has changed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PERCENTILES = (0.0, 1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90
 
 
 class Shelf:
-    """The results under one folder, by name; no name leads out of it."""
+    """The results in one folder, by name; no name leads out of the folder."""
 
     def __init__(self, store: Path) -> None:
-        """Look at a folder, which need not be there yet."""
+        """Use a folder, which need not exist yet."""
         self.store = store
         self._kept: dict[str, tuple[tuple[int, int, int], Result | str]] = {}
         self._lock = threading.Lock()
 
     def every(self) -> tuple[list[Result], list[str]]:
-        """Return all results, oldest first, and the names of those that are damaged; links are no results."""
+        """Return all results, oldest first, and the names of damaged ones; symbolic links are ignored."""
         with self._lock:
             try:
                 with os.scandir(self.store) as entries:
@@ -45,7 +45,7 @@ class Shelf:
         return sorted(whole, key=lambda each: (str(each.content["started"]), each.name)), wrong
 
     def named(self, name: str) -> Result | None:
-        """Return one by the name of its directory; None if there is none, or if it is damaged."""
+        """Return a result by the name of its directory; None if there is none, or if it is damaged."""
         if not results.NAME.fullmatch(name) or not name.isascii():
             return None
         if not (self.store / name).resolve().is_relative_to(self.store.resolve()):
@@ -55,7 +55,7 @@ class Shelf:
         return found if isinstance(found, Result) else None
 
     def _read(self, name: str) -> Result | str | None:
-        """Return a result, the reason why it is damaged, or None if it is gone."""
+        """Return a result, the reason why it is damaged, or None if it does not exist."""
         path = self.store / name
         try:
             said = os.stat(path / results.RESULT)
@@ -73,7 +73,7 @@ class Shelf:
 
 
 def summary(found: Result) -> dict[str, Any]:
-    """Return what a list shows of a result."""
+    """Return the summary of a result for a list."""
     content, model = found.content, found.manifest["model"]
     return {
         "result": found.name, "identity": found.identity, "name": content.get("name"), "model": model["name"],
@@ -87,12 +87,12 @@ def summary(found: Result) -> dict[str, Any]:
 
 
 def has_trace(found: Result) -> bool:
-    """Return whether a run was recorded with it."""
+    """Return whether it has a recorded run."""
     return (found.path / results.RUN).is_dir()
 
 
 def requests(found: Result, batch: int, offset: int, limit: int) -> Mapping[str, Any]:
-    """Return times of the requests of a batch size in milliseconds since the first was due, and percentiles of all.
+    """Return a batch size's request times in milliseconds since the first was due, and percentiles of all latencies.
 
     Percentiles are nearest ranks.
     """
