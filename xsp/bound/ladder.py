@@ -92,7 +92,7 @@ class Difference:
     """Half of the 95 % interval; None if unknown."""
 
     calls: int | None = None
-    """Number of calls of the difference, if they are calls that only one of the two rungs has."""
+    """Number of calls, for a difference of calls with a figure on only one of the two rungs; else None."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Bound:
 
     graph: Graph
     rungs: Mapping[str, Total]
-    """Totals by the names of `Rung`; without a figure where `absent` has a reason."""
+    """Totals by the names of `Rung`; without a figure if `absent` has a reason."""
 
     figures: Mapping[str, tuple[Figure | None, ...]]
     """Figures of each node, by rung."""
@@ -187,8 +187,8 @@ def differences(
 ) -> list[Difference]:
     """Return the named differences between neighbours of a ladder; their sum is exactly its last minus its first rung.
 
-    Calls that only one of two rungs has a figure for are a separate difference. So is device work that belongs to no
-    call (`beyond_ns`), between the calls in place and the whole step.
+    Calls with a figure on only one of two rungs are a separate difference. So is device work that belongs to no call
+    (`beyond_ns`), between the calls in place and the whole step.
     """
     found = []
     for below, above in pairwise(order):
