@@ -1,4 +1,4 @@
-"""Estimates of the least time of a step, and the differences to the measured time.
+"""Estimates of the minimum time of a step, and the differences to the measured time.
 
 >>> import xsp
 >>> bound = xsp.bound.of("torchvision:resnet50", fill=60)     # doctest: +SKIP

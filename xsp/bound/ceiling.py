@@ -1,7 +1,7 @@
-"""The ceiling of a call: the longer of its operations at the device's peak and of its bytes at its bandwidth.
+"""The ceiling of a call: the longer of its operations at the peak rate and its bytes at the bandwidth of a device.
 
-Operations and bytes are those of `xsp.graph.work`; the bandwidth is that of the level of memory that the bytes fit.
-No software can be faster, as far as the ceilings are right. A call of which a part is unknown has none.
+Operations and bytes are from `xsp.graph.work`; the bandwidth is that of the memory level into which the bytes fit.
+No software can be faster if the ceilings are right. A call with unknown operations or bytes has no ceiling.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ PRECISIONS = {
     "bfloat16": "bf16", "int8": "int8", "uint8": "int8", "qint8": "int8", "quint8": "int8",
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), "fp8"),
 }  # fmt: skip
-"""Element type of a factor → precision of `xsp.device.ceilings`."""
+"""Element type of an input → precision of `xsp.device.ceilings`."""
 
 
 COMMUNICATION = ("c10d::", "_c10d_functional::", "record_param_comms")
-"""How operators begin that exchange values between ranks, for which a device has no ceiling."""
+"""Name prefixes of operators that exchange values between ranks, for which a device has no ceiling."""
 
 NO_SHAPES = "no shapes"
 
 
 def of_machine(may_measure: bool) -> Ceiling | str:
-    """Return the ceilings of this machine, measured now if that is allowed and was never done; a reason without any."""
+    """Return the ceilings of this machine, measured now if allowed and never done before; a reason if unknown."""
     name = machine.cpu_model() or "cpu"
     found = ceilings.of_machine(name)
     if found is None and may_measure:
@@ -42,12 +42,12 @@ def of_machine(may_measure: bool) -> Ceiling | str:
 def figures(
     graph: Graph, ceiling: Ceiling, precisions: Sequence[str | None] | None = None
 ) -> tuple[list[Figure | None], list[str]]:
-    """Return the ceiling of each node, and of each why it has none; empty where it has.
+    """Return the ceiling of each node, and for each the reason why it has none; the reason is empty if it has one.
 
     Args:
-        graph: any.
-        ceiling: of the device.
-        precisions: of each node, where its kernels tell another one than its types (`tf32`).
+        graph: any graph.
+        ceiling: ceilings of the device.
+        precisions: precision of each node, or None, where its kernels show another one than its types (`tf32`).
     """
     found: list[Figure | None] = []
     why = []
@@ -59,7 +59,7 @@ def figures(
 
 
 def least_ns(node: Node, ceiling: Ceiling, precision: str | None = None) -> float | str:
-    """Return the nanoseconds that a node takes at least on a device; a reason where that cannot be told."""
+    """Return the minimum nanoseconds of a node on a device; a reason if they are unknown."""
     if not node.computes:
         return 0.0
     flops, moved = work.flops_of(node), work.bytes_of(node)
@@ -84,5 +84,5 @@ def least_ns(node: Node, ceiling: Ceiling, precision: str | None = None) -> floa
 
 
 def precision_of(node: Node) -> str | None:
-    """Return the precision of a node by the first of its tensors that has one; None where none has."""
+    """Return the precision of the first input of a node that has one; None if no input has one."""
     return next((PRECISIONS[each.dtype] for each in node.call.inputs if each.dtype in PRECISIONS), None)

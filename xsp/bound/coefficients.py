@@ -1,6 +1,6 @@
-"""Coefficients of two rows of numbers, each with its interval by resampling the pairs.
+"""Coefficients of two rows of numbers, with intervals from resampled pairs.
 
-The intervals are 95 % percentile bootstraps. The resamples depend on the number of pairs alone, so that coefficients of
+The intervals are 95 % percentile bootstraps. The resamples depend only on the number of pairs, so that coefficients of
 the same models can be compared resample by resample.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RESAMPLES = 1000
 MOST_UNDEFINED = 0.05
-"""Share of resamples without a coefficient, as all their models are equal, from which on there is no interval."""
+"""Maximum share of resamples without a coefficient, because all their models are equal, for an interval."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def spearman_of(x: Array, y: Array) -> float:
 
 
 def resamples(count: int) -> Array:
-    """Return the places of the models in each resample, a row each; equal for equal counts."""
+    """Return the indices of the models of each resample, one row per resample; equal for equal counts."""
     import numpy as np
 
     return np.random.default_rng(count).integers(0, count, size=(RESAMPLES, count))
 
 
 def each_pearson(x: Array, y: Array) -> Array:
-    """Return the correlation of each pair of rows; NaN where a row is constant."""
+    """Return the correlation of each pair of rows; NaN if a row is constant."""
     import numpy as np
 
     constant = (np.ptp(x, axis=1) == 0) | (np.ptp(y, axis=1) == 0)
@@ -63,12 +63,12 @@ def each_pearson(x: Array, y: Array) -> Array:
 
 
 def each_spearman(x: Array, y: Array, draws: Array) -> Array:
-    """Return the rank correlation of each resample; NaN where one is constant."""
+    """Return the rank correlation of each resample; NaN if one of its rows is constant."""
     return each_pearson(_ranks(x, draws), _ranks(y, draws))
 
 
 def _ranks(values: Array, draws: Array) -> Array:
-    """Return the rank of each value within its resample; equal ones share the mean of their ranks."""
+    """Return the rank of each value within its resample; equal values share the mean of their ranks."""
     import numpy as np
 
     kinds, codes = np.unique(values, return_inverse=True)
@@ -82,7 +82,7 @@ def _ranks(values: Array, draws: Array) -> Array:
 
 
 def figure(value: float, resampled: Array) -> Figure:
-    """Return a figure with the interval that the resamples of it give; without one if too many are undefined."""
+    """Return a figure with the interval of its resamples; without an interval if too many are undefined."""
     import numpy as np
 
     kept = resampled[np.isfinite(resampled)]

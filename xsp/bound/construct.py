@@ -1,9 +1,9 @@
-"""The time of a model from the timings of its blocks of up to G calls, instead of running it (DLBricks).
+"""The time of a model from the timings of its blocks of up to G calls, without running the model (DLBricks).
 
-A model is cut into blocks of G consecutive computing calls; equal blocks of any models are timed once. The time of the
-model is the sum of its blocks; what the framework adds between them (calls of modules) is a line of its own. A block
-without a timing is a hole and no zero: there is a total while those that are known are expected to make up `ENOUGH` of
-the time, and otherwise only, if asked for, an "at least".
+A model is cut into blocks of G consecutive computing calls; equal blocks of all models are timed once. The time of the
+model is the sum of its blocks; time that the framework adds between them (calls of modules) is a separate line. A block
+without a timing is a hole and does not count as zero: there is a total if the known blocks are expected to make up
+`ENOUGH` of the time. Otherwise there is only a lower limit, on request.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from xsp.graph.node import Graph
 from xsp.processes import cores
 
 DRAWS = 201
-"""Covers that are drawn, each with the same probability, for the spread."""
+"""Number of covers that are drawn, with equal probability, for the spread."""
 
 
 class Known(Protocol):
-    """What holds timings: `xsp.bench.Timings`, or anything that finds one by the key of its spec."""
+    """A collection of timings: `xsp.bench.Timings`, or anything that finds a timing by the key of its spec."""
 
     def get(self, key: str, /) -> Timing | None:
-        """Return the timing of a spec; None where there is none."""
+        """Return the timing of a spec; None if there is none."""
 
 
 @dataclass(frozen=True)
 class How:
-    """How the blocks are timed: what belongs to the identity of a timing beside the block."""
+    """Conditions of the timings, which together with the block identify a timing."""
 
     state: CacheState = CacheState.CHAIN
     threads: int = 0
-    """As many as the process may use unless told otherwise."""
+    """Number of threads; 0 for as many as the process may use."""
 
     variant: str = AS_RUN
     runtime: str = "torch"
@@ -55,30 +55,30 @@ class How:
 
 @dataclass(frozen=True)
 class Window:
-    """A block in its place."""
+    """A block at its position in a model."""
 
     start: int
-    """Its first computing call, in numbers of computing calls."""
+    """Index of its first call among the computing calls."""
 
     stop: int
-    """Behind its last one."""
+    """Index after its last call."""
 
     spec: Spec
     timing: Timing | None
 
     @property
     def ns(self) -> float | None:
-        """Nanoseconds; None if it is a hole."""
+        """Time of the block in nanoseconds; None if it is a hole."""
         return self.timing.trimmed_ns if self.timing is not None and self.timing.is_timed else None
 
 
 @dataclass(frozen=True)
 class Hole:
-    """A block that has no figure."""
+    """A block without a time."""
 
     op: str
     count: int
-    """How often it occurs."""
+    """Number of occurrences."""
 
     status: Status
     reason: str
@@ -91,42 +91,42 @@ class Construction:
     granularity: int
     windows: tuple[Window, ...]
     coverage: Coverage
-    """Of blocks, and of their expected time."""
+    """Coverage of blocks, and of their expected time."""
 
     ns: float | None
-    """Sum of the blocks; None where too little is known."""
+    """Sum of the blocks; None if too few are known."""
 
     half_ns: float | None
-    """Half of its 95 % interval; blocks with one key share their error."""
+    """Half of the 95 % interval of `ns`; blocks with one key share their error."""
 
     glue_ns: float | None
-    """What the framework adds, not part of `ns`; None if it is not known."""
+    """Time that the framework adds, not part of `ns`; None if unknown."""
 
     @property
     def at_least(self) -> bool:
-        """Whether there are holes, so that it is at least so much."""
+        """Whether there are holes, so that `ns` is a lower limit."""
         return not self.coverage.whole
 
     @property
     def unique(self) -> int:
-        """Different blocks."""
+        """Number of distinct blocks."""
         return len({each.spec.key for each in self.windows})
 
     @property
     def with_glue_ns(self) -> float | None:
-        """Blocks and framework; None if one is unknown."""
+        """Time of blocks and framework; None if one is unknown."""
         return None if self.ns is None or self.glue_ns is None else self.ns + self.glue_ns
 
     @cached_property
     def holes(self) -> tuple[Hole, ...]:
-        """The blocks without a figure, the most frequent ones first."""
+        """The blocks without a time, the most frequent ones first."""
         count = Counter(each.spec.key for each in self.windows if each.ns is None)
         first = {each.spec.key: each for each in reversed(self.windows)}
         return tuple(_hole(first[key], number) for key, number in count.most_common())
 
     @property
     def once_ns(self) -> float | None:
-        """One run of each different block; None if one has no figure."""
+        """Time of one run of each distinct block; None if one of them is unknown."""
         taken = {each.spec.key: each.ns for each in self.windows}
         return None if None in taken.values() else math.fsum(each for each in taken.values() if each is not None)
 
@@ -181,7 +181,7 @@ def construct(
 
 
 def module_calls(graph: Graph) -> int:
-    """Return how many calls of modules a step makes, as far as operators in them show: containers, and modules."""
+    """Return the number of calls of modules and containers in a step, as far as operators inside them show."""
     paths: set[str] = set()
     for node in graph.nodes:
         parts = node.module.split(".") if node.module else []
@@ -220,9 +220,9 @@ def _figure(window: Window, ns: float) -> Figure:
 
 
 def _expected(found: Sequence[Window]) -> list[float | None]:
-    """Return what each block is expected to take, for coverage only.
+    """Return the expected time of each block, for coverage only; None if unknown.
 
-    Its figure; else by its bytes, as blocks of the same operators are timed, or as all are; None if nothing tells.
+    It is the timing, else the bytes times the median time per byte of timed blocks of the same operators, or of all.
     """
     rates: dict[str, list[float]] = {}
     sizes = [_bytes(each.spec.block) for each in found]
@@ -248,24 +248,24 @@ def _bytes(found: Block) -> int | None:
 
 @dataclass(frozen=True)
 class Cover:
-    """A model's calls covered by timed blocks of up to G calls, wherever those begin."""
+    """A cover of a model's calls by timed blocks of up to G calls, which may begin at any call."""
 
     granularity: int
     ns: float
-    """The least sum of blocks that lie end to end and cover all calls."""
+    """The smallest sum of adjacent blocks that cover all calls."""
 
     median_ns: float
-    """The median of all such covers, of `DRAWS` that are drawn with equal probability."""
+    """The median sum of such covers, of which `DRAWS` are drawn with equal probability."""
 
     blocks: tuple[Window, ...]
-    """Those of the least one, in order."""
+    """Blocks of the cover with the smallest sum, in order."""
 
     arcs: int
-    """Timed blocks that there were to choose from."""
+    """Number of timed blocks to choose from."""
 
     @property
     def spread(self) -> float:
-        """How much longer the median cover is than the least one, as a share of the least one."""
+        """How much longer the median cover is than the shortest one, as a share of the shortest one."""
         return self.median_ns / self.ns - 1 if self.ns else 0.0
 
 
@@ -274,12 +274,12 @@ def cover(
 ) -> Cover:
     """Return the best cover of a model by overlapping blocks.
 
-    Boundaries between calls are the vertices 0 … n, a timed block is an arc from where it begins to where it ends, and
-    the shortest path from 0 to n is the tightest estimate that the timings allow. It takes the least of noisy figures,
-    so it is too low by part of the spread.
+    Boundaries between calls are the vertices 0 … n, a timed block is an arc from its start to its end, and the shortest
+    path from 0 to n is the tightest estimate that the timings allow. It is a minimum of noisy times, so it is too low
+    by part of the spread.
 
     Raises:
-        GraphError: no timed blocks cover all calls; the message names the first call that none does.
+        GraphError: no timed blocks cover all calls; the message names the first call that is not covered.
     """
     used = how or How()
     found = [
@@ -308,11 +308,11 @@ Arcs = Mapping[tuple[int, int], float]
 
 
 def shortest(count: int, arcs: Arcs) -> list[tuple[int, int]] | None:
-    """Return the arcs of the shortest path from 0 to `count`; None if none leads there.
+    """Return the arcs of the shortest path from 0 to `count`; None if there is no path.
 
     Args:
-        count: the vertices are 0 … `count`.
-        arcs: from a smaller vertex to a larger one, with its length.
+        count: the last vertex; the vertices are 0 … `count`.
+        arcs: length of each arc from a smaller to a larger vertex.
     """
     into = _into(arcs)
     best = [0.0] + [math.inf] * count
@@ -332,7 +332,7 @@ def shortest(count: int, arcs: Arcs) -> list[tuple[int, int]] | None:
 
 
 def draws(count: int, arcs: Arcs, number: int = DRAWS, seed: int = 0) -> list[float]:
-    """Return the lengths of paths from 0 to `count`, each drawn with equal probability; none if no path leads there."""
+    """Return the lengths of paths from 0 to `count`, drawn with equal probability; empty if there is no path."""
     into = _into(arcs)
     ways = [1] + [0] * count
     for end in range(1, count + 1):
@@ -362,7 +362,7 @@ def _into(arcs: Arcs) -> dict[int, list[int]]:
 
 
 def _first_gap(count: int, arcs: Arcs) -> int:
-    """Return the last call that a path from the beginning leads to, and none leads past."""
+    """Return the last vertex that a path from 0 reaches, which is the first call that no path covers."""
     reached = {0}
     for start, end in sorted(arcs):
         if start in reached:

@@ -1,13 +1,13 @@
-"""How the latency of models follows their measures: correlations with intervals, by device, batch and threads.
+"""Correlations of the latency of models with their measures, with intervals, by device, batch and threads.
 
 For each measure: Pearson's r of the logarithms, Spearman's ρ, and R² of the line through the logarithms, which is r².
-The intervals are 95 % percentile bootstraps that resample models. Whether the longest path or the FLOPs say more is
-decided by the interval of the difference of their coefficients, over the same resamples of the same models, and by
-nothing else.
+The intervals are 95 % percentile bootstraps that resample models. Whether the longest path or the FLOPs predict latency
+better is decided only by the interval of the difference of their coefficients, over the same resamples of the same
+models.
 
-A coefficient is no cause: in most collections a model with a longer path also has more FLOPs. The families of small
-models (`micro:`, see `xsp.micromodels`) vary one measure alone. They take no part in the coefficients; what latency
-does in a family is a slope of its own.
+A correlation is not a cause: in most collections a model with a longer path also has more FLOPs. The families of small
+models (`micro:`, see `xsp.micromodels`) vary one measure alone. They are not part of the coefficients; the growth of
+latency in a family is a separate slope.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ MEASURES: Mapping[str, str] = {
     "bytes": "bytes",
     "peak_activation_bytes": "activations",
 }
-"""Measures of `xsp.graph.measures` that are correlated, and what a page calls them; the first four are SPOC's."""
+"""Correlated measures of `xsp.graph.measures`, with their names on a page; the first four are those of SPOC."""
 
 REGRESSED = ("input_elements", "parameters", "flops", "longest_path", "bytes")
 PATH, WORK = "longest_path", "flops"
-"""The two of which one wins."""
+"""The two measures that are compared."""
 
 MICRO = "micro:"
 
 LEAST = 4
-"""Models; of fewer there is no figure."""
+"""Minimum number of models for a figure."""
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """One measure against latency."""
+    """Correlation of one measure with latency."""
 
     measure: str
     models: int
-    """That have the measure, and not as 0."""
+    """Number of models that have the measure, and not as 0."""
 
     pearson: Figure | None
     spearman: Figure | None
@@ -74,7 +74,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Difference:
-    """The coefficient of the longest path less that of FLOPs, over the models that have both."""
+    """The coefficient of the longest path minus that of FLOPs, over the models that have both."""
 
     coefficient: str
     models: int
@@ -82,7 +82,7 @@ class Difference:
 
     @property
     def winner(self) -> str | None:
-        """The measure whose coefficient is higher, as the whole interval says so; None if it does not."""
+        """The measure with the higher coefficient if the interval excludes 0; else None."""
         if self.figure.low is None or self.figure.high is None or self.figure.low <= 0 <= self.figure.high:
             return None
         return PATH if self.figure.low > 0 else WORK
@@ -94,34 +94,34 @@ class Regression:
 
     models: int
     exponents: Mapping[str, Figure]
-    """Measure → the power with which latency grows in it, the others held."""
+    """Measure → exponent with which latency grows in it, the other measures held constant."""
 
     dropped: Mapping[str, str]
-    """Measure → why it takes no part."""
+    """Measure → why it is not in the regression."""
 
     r2: float
     mean_error_percent: Figure
-    """Mean of |predicted / measured − 1| of models that are left out one by one."""
+    """Mean of |predicted / measured − 1| in leave-one-out cross-validation over models."""
 
     median_error_percent: float
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Latency in a family of micro-models: what its measure causes."""
+    """Latency in a family of micro-models: the effect of the measure that the family varies."""
 
     family: str
     measure: str
     models: int
     least_ns: float
-    """Latency of the model with the least of the measure."""
+    """Latency of the model with the smallest measure."""
 
     most_ns: float
     factor: float
-    """Its most of the measure over its least."""
+    """The largest measure of the family over the smallest."""
 
     exponent: Figure | None
-    """The power with which latency grows in the measure; None for fewer than `LEAST` models."""
+    """The exponent with which latency grows in the measure; None for fewer than `LEAST` models."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Group:
     batch: int | None
     threads: int | None
     points: tuple[tuple[str, float, Mapping[str, Any]], ...]
-    """Model, nanoseconds and measures of each."""
+    """Name, latency in nanoseconds and measures of each model."""
 
     correlations: tuple[Correlation, ...]
     differences: tuple[Difference, ...]
@@ -155,8 +155,8 @@ def groups(rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency]) -> l
 
     Args:
         rows: measures of models, each with its name under `spec`: rows of a corpus, see `xsp.graph.corpus`.
-        latencies: of models by the same names; of several of one model and group the median counts. Those of models
-            that have no measures are left out.
+        latencies: latencies of models with the same names; of several latencies of a model in a group the median is
+            used. Latencies of models without measures are left out.
     """
     known = {row["spec"]: row for row in rows if "error" not in row}
     found: dict[tuple[str, int, int], dict[str, list[float]]] = {}
@@ -170,7 +170,7 @@ def groups(rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency]) -> l
 def left_out(
     rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency], batch: int | None
 ) -> tuple[list[str], list[str]]:
-    """Return what to know of the measures, and a line for each latency whose model has none."""
+    """Return notes on the measures, and a line for each model with a latency but without measures."""
     errors = {row["spec"]: row.get("error") for row in rows}
     measured = list(latencies)
     models = dict.fromkeys(each.model for each in measured)
@@ -215,7 +215,7 @@ Points = Sequence[tuple[str, float, Mapping[str, Any]]]
 
 
 def _having(points: Points, *measures: str) -> Points:
-    """Return the points that have all of some measures, and above 0, so that they have logarithms."""
+    """Return the points whose given measures are all above 0, so that they have logarithms."""
     return [each for each in points if all(_usable(each[2].get(measure)) for measure in measures)]
 
 
@@ -247,7 +247,7 @@ def _correlation(measure: str, points: Points) -> Correlation:
 
 
 def _differences(points: Points) -> tuple[Difference, ...]:
-    """Return how much higher the coefficients of the longest path are, from the same resamples for both."""
+    """Return the coefficients of the longest path minus those of FLOPs, from the same resamples for both."""
     kept = _having(points, PATH, WORK)
     if len(kept) < LEAST:
         return ()
@@ -281,7 +281,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _slopes(points: Points) -> tuple[Slope, ...]:
-    """Return what latency does in each family of micro-models of which there are two models at least."""
+    """Return the slope of latency in each family of micro-models that has at least two models."""
     found = []
     for family, measure in VARIES.items():
         prefix = f"{MICRO}{family}-"
@@ -300,10 +300,10 @@ def _slopes(points: Points) -> tuple[Slope, ...]:
 
 
 def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression | str:
-    """Fit log latency on the logarithms of measures; a text that says why, if that cannot be done.
+    """Fit log latency on the logarithms of measures, or return a text with the reason if that is impossible.
 
-    A measure takes no part if models lack it (fewer than nine of ten have it), if it is the same in all of them, or if
-    those before it make it up.
+    A measure is dropped if fewer than nine of ten models have it, if it is the same in all models, or if it is a
+    combination of the measures before it.
     """
     import numpy as np
 
@@ -347,7 +347,7 @@ def _full(x: Array) -> bool:
 
 
 def _fitted(x: Array, y: Array) -> tuple[Array, Array, float]:
-    """Return coefficients, errors in percent of what is left out one by one, and R²."""
+    """Return coefficients, leave-one-out errors in percent, and R²."""
     import numpy as np
 
     inverse = np.linalg.pinv(x)

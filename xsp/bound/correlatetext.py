@@ -17,7 +17,7 @@ _CLOSER = {PATH: "the longest path follows latency more closely", WORK: "FLOPs f
 
 
 def page(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> str:
-    """Return a table for each group, who wins in how many of them, and what is left out."""
+    """Return a table for each group, the number of groups that each measure wins, and the models left out."""
     lines = [line for group in found for line in (*_group(group), "")]
     lines += [line for text in (*_won(found), *notes) for line in _wrapped(text)]
     if holes:
@@ -89,7 +89,7 @@ def _scatter(group: Group, each: Correlation) -> Chart:
 
 
 def shown(figure: Figure | None) -> str:
-    """Return a coefficient with its interval; a dash for none."""
+    """Return a coefficient with its interval; a dash for None."""
     if figure is None:
         return "–"
     if figure.low is None or figure.high is None:
@@ -156,7 +156,7 @@ def _regression(found: Regression) -> str:
 
 
 def _won(found: Sequence[Group]) -> Iterator[str]:
-    """Yield who wins in how many groups, for each coefficient."""
+    """Yield, for each coefficient, the number of groups that each measure wins."""
     for name, coefficient in (("r of logarithms", "pearson"), ("rank ρ", "spearman")):
         won = Counter(each.winner for group in found for each in group.differences if each.coefficient == coefficient)
         if won.total() > 1:

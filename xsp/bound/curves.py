@@ -1,4 +1,4 @@
-"""The size of blocks against error and cost: what constructing a model from blocks of G calls is worth, for each G."""
+"""Error and cost of constructing a model from blocks of G calls, for each G."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 MOST = 16
-"""Calls of a block, of a curve."""
+"""Maximum number of calls of a block in a curve."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Point:
 
     construction: Construction
     error: float | None
-    """Constructed over measured, less 1; None if one of them is unknown, or only an "at least"."""
+    """Constructed over measured time, minus 1; None if one of them is unknown, or only a lower limit."""
 
 
 def curve(
@@ -42,16 +42,16 @@ def curve(
 ) -> list[Point]:
     """Return the construction of each granularity, with its error against the measured step.
 
-    The error is of blocks with glue where the glue is known.
+    The error includes the time of the framework if it is known.
 
     Args:
-        graph: of the model.
-        timings: where the blocks are looked up.
-        measured_ns: the step as it was measured, without the cost of measuring it.
-        granularities: numbers of computing calls of a block.
-        how: of the timings.
-        only: granularity → keys of specs that may be used; all of them unless told otherwise.
-        glue_ns: what the framework adds to a step.
+        graph: graph of the model.
+        timings: timings of the blocks.
+        measured_ns: measured time of the step, without the cost of profiling.
+        granularities: numbers of computing calls per block.
+        how: conditions of the timings.
+        only: granularity → keys of specs that may be used; default: all.
+        glue_ns: time that the framework adds to a step.
     """
     found = []
     for size in granularities:
@@ -65,22 +65,22 @@ def curve(
 
 @dataclass(frozen=True)
 class Curve:
-    """A model from blocks of each granularity, and from the best cover."""
+    """A model constructed from blocks of each granularity, and from the best cover."""
 
     graph: Graph
     threads: int
     measured_ns: float | None
-    """The step in a trace; None without one."""
+    """Measured time of the step in a trace; None without a trace."""
 
     points: tuple[Point, ...]
     cover: Cover | str
-    """By blocks of up to the largest granularity; why there is none."""
+    """The best cover by blocks of up to the largest granularity, or the reason why there is none."""
 
     problems: tuple[str, ...] = ()
 
     @property
     def best(self) -> Point | None:
-        """The point with the smallest error; None if none has one."""
+        """The point with the smallest error; None if no point has one."""
         known = [each for each in self.points if each.error is not None]
         return min(known, key=lambda each: abs(each.error or 0.0)) if known else None
 
@@ -112,7 +112,7 @@ def of(
         of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
 
     Raises:
-        GraphError: there is no graph, no call in it computes anything, or the run is of another machine.
+        GraphError: there is no graph, no call in it computes anything, or the run is from another machine.
         BenchError: timings cannot be read or taken.
     """
     from xsp import bench
@@ -150,26 +150,26 @@ def of(
 
 @dataclass(frozen=True)
 class Cost:
-    """Timing blocks against running the models, for one granularity."""
+    """Cost of timing blocks compared with running the models, for one granularity."""
 
     granularity: int
     models: int
-    """That take part: all their blocks are timed, and their step is known."""
+    """Number of included models: all their blocks are timed, and their step is known."""
 
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Model → why it takes no part."""
+    """Model → why it is not included."""
 
     blocks: int = 0
     unique: int = 0
     steps_ns: float = 0.0
-    """One step of each model."""
+    """Time of one step of each model."""
 
     blocks_ns: float = 0.0
-    """One run of each different block of all of them."""
+    """Time of one run of each distinct block of all models."""
 
     @property
     def saved(self) -> float | None:
-        """How many times longer running the models takes than running their different blocks, as often each."""
+        """Time of running the models over that of running their distinct blocks equally often; None if unknown."""
         return self.steps_ns / self.blocks_ns if self.blocks_ns else None
 
 
@@ -187,8 +187,8 @@ def cost(
         graphs: graphs of the models.
         timings: timings of the blocks.
         steps_ns: measured steps by the names of the graphs.
-        granularity: computing calls of a block.
-        how: of the timings.
+        granularity: computing calls per block.
+        how: conditions of the timings.
     """
     left: dict[str, str] = {}
     taken: dict[str, float] = {}

@@ -19,7 +19,7 @@ MOST_HOLES = 3
 
 
 def page(found: Curve, source: str, step: str = "") -> str:
-    """Return a table with a line for each size of blocks, the best cover, and what to type next."""
+    """Return a table with a line for each size of blocks, the best cover, and the next command."""
     lines = [
         plain(
             f"{found.graph.name} from blocks of G consecutive calls, {found.threads} thread{'s' * (found.threads > 1)}"
@@ -50,7 +50,7 @@ def _line(point: Point) -> str:
 
 
 def _told(found: Curve) -> Iterator[str]:
-    """Yield what the table does not say."""
+    """Yield texts on facts that are not in the table."""
     best = found.best
     glue = found.points[0].construction.glue_ns if found.points else None
     if best is not None and best.error is not None:
@@ -74,7 +74,7 @@ def _told(found: Curve) -> Iterator[str]:
 
 
 def as_json(found: Curve) -> dict[str, Any]:
-    """Return what `xsp bound SOURCE --curve --format json` prints; times in nanoseconds, null where unknown."""
+    """Return the output of `xsp bound SOURCE --curve --format json`; times in nanoseconds, null if unknown."""
     made = found.cover
     return {
         "name": found.graph.name,
@@ -115,7 +115,7 @@ def _plain(made: Construction) -> dict[str, Any]:
 
 
 def keep(found: Curve, place: Path | str) -> Path | None:
-    """Put the section into a run directory, where the report shows it; None if it is none, or cannot be written."""
+    """Write the section into a run directory for the report; return None if it is none, or cannot be written."""
     return sections.kept(Path(place), "blocks", section(found))
 
 

@@ -1,7 +1,7 @@
-"""Bytes that a step of a language model has to read: weights that take part, of experts those expected, and the cache.
+"""Bytes that a step of a language model must read: weights in use, those of the expected experts, and the cache.
 
-Of E experts of which each token chooses k, n tokens are expected to need E·(1 − (1 − k/E)^n) different ones, if all are
-as likely. With a skew s the i-th expert is chosen in proportion to i^−s.
+If each token chooses k of E equally likely experts, n tokens are expected to need E·(1 − (1 − k/E)^n) different ones.
+With a skew s the i-th expert is chosen in proportion to i^−s.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ class Stack:
 
     experts: int
     chosen: float
-    """By each token."""
+    """Experts chosen by each token."""
 
     bytes: int
 
 
 @dataclass(frozen=True)
 class Active:
-    """What a step reads that lasts longer than it."""
+    """Data that a step reads and that outlives the step: weights and cache."""
 
     dense: int
-    """Bytes of weights that every token needs; of a table the rows that are looked up."""
+    """Bytes of weights that every token needs; of a table, only the rows that are looked up."""
 
     stacks: tuple[Stack, ...]
     state: int
     """Bytes of the cache."""
 
     unknown: int
-    """Reads whose size is unknown, which are not in the others."""
+    """Number of reads of unknown size, which no other field includes."""
 
     def weights(self, tokens: float, skew: float = 0.0) -> float:
-        """Return the bytes of the weights that so many tokens are expected to need."""
+        """Return the bytes of the weights that a number of tokens is expected to need."""
         routed = (each.bytes * distinct(each.experts, each.chosen, tokens, skew) / each.experts for each in self.stacks)
         return self.dense + math.fsum(routed)
 
     @property
     def all_weights(self) -> int:
-        """Bytes of all weights, those of experts that are not chosen too."""
+        """Bytes of all weights, including those of experts that are not chosen."""
         return self.dense + sum(each.bytes for each in self.stacks)
 
 
 def distinct(experts: int, chosen: float, tokens: float, skew: float = 0.0) -> float:
-    """Return how many different experts tokens are expected to need.
+    """Return the expected number of different experts that tokens need.
 
     Args:
-        experts: that there are.
-        chosen: of them by each token, all different.
-        tokens: that are routed.
-        skew: 0 if all experts are as likely; else the exponent of Zipf's law.
+        experts: number of experts.
+        chosen: number of different experts that each token chooses.
+        tokens: number of routed tokens.
+        skew: 0 if all experts are equally likely; else the exponent of Zipf's law.
     """
     if chosen >= experts:
         return float(experts) if tokens > 0 else 0.0
@@ -71,10 +71,10 @@ def distinct(experts: int, chosen: float, tokens: float, skew: float = 0.0) -> f
 
 
 def _shares(experts: int, chosen: float, skew: float) -> list[float]:
-    """Return the probability of each expert to be among those that a token chooses; none is above 1, all add up."""
+    """Return the probability of each expert to be chosen by a token; each is at most 1, their sum is `chosen`."""
     likely = [(place + 1.0) ** -skew for place in range(experts)]
     sure = 0
-    while True:  # those that would be above 1 are always chosen, and the others share what is left
+    while True:  # an expert with a share above 1 is always chosen; the others share the rest
         rest = math.fsum(likely[sure:])
         scale = (chosen - sure) / rest
         if likely[sure] * scale <= 1 + 1e-12:
@@ -83,11 +83,11 @@ def _shares(experts: int, chosen: float, skew: float) -> list[float]:
 
 
 def active(graph: Graph, tokens: int) -> Active:
-    """Return what a step reads of weights and of the cache.
+    """Return the weights and the cache that a step reads.
 
     Args:
-        graph: of prefill or decode.
-        tokens: that the step computes, of all sequences.
+        graph: graph of prefill or decode.
+        tokens: tokens that the step computes in all sequences together.
     """
     read: dict[int, int] = defaultdict(int)
     whole: dict[int, int] = {}
@@ -119,18 +119,18 @@ def active(graph: Graph, tokens: int) -> Active:
 def least_ns(
     active: Active, flops: int | None, tokens: int, graph: Graph, ceiling: Ceiling | str, skew: float = 0.0
 ) -> float | None:
-    """Return what a whole step takes at least: the longer of its bytes at the bandwidth and of its FLOPs at the peak.
+    """Return the minimum time of a step: the longer of its bytes at the bandwidth and its FLOPs at the peak rate.
 
     Args:
-        active: what it reads.
-        flops: None where those of a call are unknown.
-        tokens: that it computes, of all sequences.
-        graph: of the step, for its element type.
-        ceiling: of the device, or why it is unknown.
+        active: weights and cache that the step reads.
+        flops: FLOPs of the step; None if those of a call are unknown.
+        tokens: tokens that the step computes in all sequences together.
+        graph: graph of the step, for its element type.
+        ceiling: ceilings of the device, or the reason why they are unknown.
         skew: see `distinct`.
 
     Returns:
-        Nanoseconds; None where a part of it is unknown.
+        Nanoseconds; None if a part is unknown.
     """
     peak = None if isinstance(ceiling, str) else _peak(graph, ceiling)
     if isinstance(ceiling, str) or peak is None or active.unknown or flops is None:
@@ -147,10 +147,10 @@ def _peak(graph: Graph, ceiling: Ceiling) -> float | None:
 def compute_bound(
     active: Active, flops: int | None, batch: int, graph: Graph, ceiling: Ceiling, skew: float = 0.0
 ) -> int | None:
-    """Return the least number of sequences with which a decoding step computes as long as it reads.
+    """Return the smallest number of sequences with which a decoding step computes as long as it reads.
 
-    Weights are read once for all sequences, a cache for each. None where no number will do: the cache alone is read
-    longer than its sequence computes; or where a part is unknown.
+    Weights are read once for all sequences, a cache for each. None if there is no such number, because reading the
+    cache of a sequence takes longer than computing the sequence, or if a part is unknown.
     """
     peak = _peak(graph, ceiling)
     if peak is None or flops is None or active.unknown:

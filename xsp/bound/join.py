@@ -1,6 +1,6 @@
-"""Which call of a graph is which of a trace: by phase, module, operator and turn, then by the alignment of comparisons.
+"""Matching of graph nodes to trace calls: by phase, module, operator and turn, then by the alignment of comparisons.
 
-Each pair carries its rule. What has no counterpart is counted: planned and not seen, seen and not planned.
+Each pair has its rule. Nodes and calls without a counterpart are counted: planned and not seen, seen and not planned.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ class By(str, enum.Enum):
     """The evidence of a pair, best first."""
 
     PLACE = "place"
-    """Equal phase, module and operator, and the same turn among those."""
+    """Equal phase, module and operator, and the same turn among these calls."""
 
     NAME = "name"
-    """Equal phase and operator, in the longest common order of what was left in all."""
+    """Equal phase and operator, in the longest common subsequence of the remaining calls."""
 
     TYPE = "type"
-    """Equal operators after the same neighbour."""
+    """Equal operators but for their marks, in the longest common subsequence of the calls that then remain."""
 
 
 @dataclass(frozen=True)
 class Join:
-    """The pairs of a graph and a trace."""
+    """The pairs of nodes of a graph and calls of a trace."""
 
     seen: tuple[Seen, ...]
     of_node: tuple[int | None, ...]
-    """For each node the place of its counterpart in `seen`."""
+    """Index in `seen` of the counterpart of each node."""
 
     by: tuple[By | None, ...]
-    """Its rule."""
+    """Rule of the pair of each node."""
 
     planned_not_seen: tuple[int, ...]
-    """Nodes that compute and have no counterpart."""
+    """Indices of computing nodes without a counterpart."""
 
     seen_not_planned: tuple[int, ...]
-    """Calls that work and have none."""
+    """Indices of computing calls without a counterpart."""
 
     @property
     def rules(self) -> dict[str, int]:
-        """Rule → pairs."""
+        """Number of pairs by rule."""
         found = Counter(each.value for each in self.by if each is not None)
         return {each.value: found[each.value] for each in By}
 
     def other_shapes(self, graph: Graph) -> tuple[int, int]:
-        """Return how many pairs have another shape in their first input, and of how many pairs both tell it."""
+        """Return the number of pairs whose first inputs differ in shape, and of pairs where both shapes are known."""
         both = [
             (node.call.inputs[0].shape, self.seen[place].shape)
             for node, place in zip(graph.nodes, self.of_node, strict=True)
@@ -63,7 +63,7 @@ class Join:
         return sum(ours != theirs for ours, theirs in known), len(known)
 
     def share(self, graph: Graph) -> float:
-        """Return the share of the computing nodes that have a counterpart."""
+        """Return the share of computing nodes with a counterpart."""
         computing = len(graph.computing)
         return (computing - len(self.planned_not_seen)) / computing if computing else 0.0
 
@@ -115,7 +115,7 @@ def _by_order(graph: Graph, seen: Sequence[Seen], left: list[int], others: list[
 
 
 def _by_neighbour(graph: Graph, seen: Sequence[Seen], left: list[int], others: list[int]) -> list[tuple[int, int]]:
-    """Pair operators whose names differ by an in-place mark or a private prefix."""
+    """Pair operators whose names differ only by namespace, in-place mark or private prefix."""
     ours = [_row(_stem(graph.nodes[each].call.op), graph.nodes[each], each) for each in left]
     theirs = [Series(None, f"seen {each}", _stem(seen[each].op), [seen[each].ns], None) for each in others]
     places = {id(row): each for row, each in zip([*ours, *theirs], [*left, *others], strict=True)}

@@ -1,16 +1,16 @@
-"""The ladder: what a step would cost if nothing but its calls cost anything, rung by rung, up to what was measured.
+"""The ladder: the time of a step if only its calls took time, rung by rung, up to the measured time.
 
-| rung | a call costs | the difference to the rung below |
+| rung | time of a call | the difference to the rung below |
 |---|---|---|
 | ceiling | the longer of FLOPs at the peak and of bytes at the bandwidth | |
-| best | the least of the variants that were timed | kernel efficiency |
-| as run | the variant that the framework takes, by itself | choice of algorithm, layout and threads |
+| best | the shortest of the timed variants | kernel efficiency |
+| as run | the variant that the framework uses, timed alone | choice of algorithm, layout and threads |
 | blocks | as part of a block of several calls | neighbours |
-| with framework | and the calls of modules and views cost what they cost empty | framework |
-| in place | what it took in the trace (in place of timings, where there are none) | kernel efficiency |
+| with framework | plus calls of modules and views, at the time of empty ones | framework |
+| in place | its time in the trace (used instead of timings if there are none) | kernel efficiency |
 | measured | the true step of the trace | waiting and interference |
 
-Figures are whole parts of a nanosecond (`PARTS`), so the differences add up exactly.
+Figures are multiples of 1/`PARTS` ns, so the differences add up exactly.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ NAMES: Mapping[Rung, str] = {
 }  # fmt: skip
 
 BY_NODE = (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE)
-"""Rungs that have a figure of each node."""
+"""Rungs with a figure for each node."""
 
 PARTS = 1024
-"""Of a nanosecond: a power of 2, so that sums are exact, and fine enough for the ceiling of a call on a few numbers."""
+"""Parts of a nanosecond: a power of 2, so that sums are exact, and fine enough for the ceiling of a tiny call."""
 
 KERNEL = "kernel efficiency"
 CHOICE = "choice of algorithm"
@@ -58,7 +58,7 @@ NEIGHBOURS = "neighbours"
 FRAMEWORK = "framework"
 WAITING = "waiting and interference"
 IN_PLACE = "in place"
-"""What a call took in the trace beyond its timing by itself."""
+"""Time of a call in the trace beyond its timing alone."""
 
 ORDER = (KERNEL, CHOICE, NEIGHBOURS, FRAMEWORK, IN_PLACE, WAITING)
 """Names of differences from the ceiling up."""
@@ -82,17 +82,17 @@ Figures = Sequence[Figure | None]
 
 @dataclass(frozen=True)
 class Difference:
-    """The named difference between two rungs; all of a ladder add up to its highest minus its lowest rung."""
+    """A named difference between two rungs; all differences add up to the highest minus the lowest rung."""
 
     name: str
     below: Rung
     above: Rung
     ns: float
     half_ns: float | None = None
-    """Half of the 95 % interval; None where it cannot be told."""
+    """Half of the 95 % interval; None if unknown."""
 
     calls: int | None = None
-    """How many calls it is of, where it is of those that one of both rungs alone has."""
+    """Number of calls, for a difference of calls with a figure on only one of the two rungs; else None."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ class Layer:
     name: str
     nodes: tuple[int, ...]
     ns: Mapping[Rung, float | None]
-    """Of all its calls that count; None where one is unknown."""
+    """Time of all its computing calls by rung; None if one is unknown."""
 
     differences: tuple[tuple[str, float], ...]
-    """Named differences of its calls that have both figures, largest first."""
+    """Named differences of the calls with figures on both rungs, largest first."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Hole:
     reason: str
     calls: int
     expected_ns: float | None
-    """What they are expected to take together; None if unknown."""
+    """Expected time of all these calls; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Bound:
 
     graph: Graph
     rungs: Mapping[str, Total]
-    """Totals by the names of `Rung`; without a figure where `absent` has a reason."""
+    """Totals by the names of `Rung`; without a figure if `absent` has a reason."""
 
     figures: Mapping[str, tuple[Figure | None, ...]]
     """Figures of each node, by rung."""
@@ -135,43 +135,43 @@ class Bound:
 
     differences: tuple[Difference, ...]
     layers: tuple[Layer, ...]
-    """Those with the largest differences first."""
+    """Layers, the largest differences first."""
 
     holes: tuple[Hole, ...]
-    """Most expected time first: of the timings where there are some, else of the ceilings."""
+    """Holes of the timings, or of the ceilings if there are no timings; the longest expected time first."""
 
     absent: Mapping[str, str] = field(default_factory=dict)
     """Rung → why it has no figure."""
 
     join: Join | None = None
     beats: int = 0
-    """Calls that were timed below their ceiling."""
+    """Number of calls that were timed below their ceiling."""
 
     problems: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def coverage(self) -> Coverage:
-        """How much of the graph the timings know; the ceilings, where there are no timings."""
+        """Coverage of the graph by timings, or by ceilings if there are no timings."""
         found = self.rungs[Rung.AS_RUN.value].coverage
         return found if found.nodes else self.rungs[Rung.CEILING.value].coverage
 
     @property
     def ladder(self) -> list[Rung]:
-        """The rungs that there are, lowest first."""
+        """The rungs of the ladder that have a total, lowest first."""
         timed = self.rungs[Rung.AS_RUN.value].sequential is not None
         left_out = Rung.IN_PLACE if timed else Rung.FRAMEWORK
         return [each for each in Rung if each is not left_out and self.rungs[each.value].sequential is not None]
 
     @property
     def ratio(self) -> float | None:
-        """Best over measured: Benanza's ratio, whose inverse is the potential speed-up; None if one is unknown."""
+        """Best over measured time: Benanza's ratio, whose inverse is the potential speed-up; None if one is unknown."""
         best, step = (self.rungs[each.value].sequential for each in (Rung.BEST, Rung.MEASURED))
         return None if best is None or not step else best / step
 
 
 def whole(figure: Figure | None) -> Figure | None:
-    """Return a figure in whole parts of a nanosecond (`PARTS`), so that sums and differences are exact."""
+    """Return a figure rounded to multiples of 1/`PARTS` ns, so that sums and differences are exact."""
     if figure is None:
         return None
     threads = {count: round(ns * PARTS) / PARTS for count, ns in figure.threads.items()}
@@ -185,10 +185,10 @@ def differences(
     counted: Sequence[bool],
     beyond_ns: float = 0.0,
 ) -> list[Difference]:
-    """Return the named differences between neighbours of a ladder; their sum is exactly its last less its first.
+    """Return the named differences between neighbours of a ladder; their sum is exactly its last minus its first rung.
 
-    Where one of two rungs alone has a figure of a call, that is a difference by its own name; so is device work that
-    belongs to no call (`beyond_ns`), which lies between the calls in place and the whole step.
+    Calls with a figure on only one of two rungs are a separate difference. So is device work that belongs to no call
+    (`beyond_ns`), between the calls in place and the whole step.
     """
     found = []
     for below, above in pairwise(order):
@@ -235,7 +235,7 @@ def _counting(figures: Figures, counted: Sequence[bool]) -> list[Figure | None]:
 
 
 def layers(graph: Graph, figures: Mapping[str, Figures], counted: Sequence[bool]) -> list[Layer]:
-    """Return the modules of a graph (operators, where it has no modules), largest difference first."""
+    """Return the modules of a graph (operators, if it has no modules), largest difference first."""
     named = any(node.module for node in graph.nodes)
     groups: dict[str, list[int]] = defaultdict(list)
     for number, node in enumerate(graph.nodes):
@@ -247,7 +247,7 @@ def layers(graph: Graph, figures: Mapping[str, Figures], counted: Sequence[bool]
 
 
 def _won_then_taken(layer: Layer) -> tuple[float, float]:
-    """Order by the largest difference; where nothing is known to be won, by what is taken."""
+    """Return a sort key: the largest difference, then the largest time, both descending."""
     return -max((ns for _, ns in layer.differences), default=0.0), -max(filter(None, layer.ns.values()), default=0.0)
 
 

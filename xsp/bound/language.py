@@ -1,8 +1,8 @@
-"""What reading and adding tokens costs a language model at each length: timings of a few lengths, and what they tell.
+"""Time of reading (prefill) and adding (decode) tokens in a language model by length: curves from a few timed lengths.
 
-Each curve is a sum of three: calls that are the same at all lengths, and are timed once; calls whose work grows as the
-number of tokens; calls whose work grows as its square. Which is which is known from FLOPs and bytes at each length. Of
-decoding, what grows is attention and writing to the cache; of reading, attention is what grows as the square.
+Each curve is a sum of three parts: calls that are equal at all lengths and are timed once; calls whose work grows
+linearly with the number of tokens; calls whose work grows quadratically. FLOPs and bytes at each length tell them
+apart. Growing calls of decoding are attention and writing to the cache; quadratic calls of reading are attention.
 """
 
 from __future__ import annotations
@@ -36,67 +36,67 @@ Progress = Callable[[str, int, int], None]
 DECODE, PREFILL = "decode", "prefill"
 
 LENGTHS = 4
-"""That are timed, between the first and the last."""
+"""Number of timed lengths, including the first and the last."""
 
 MOST_CALLS = 1.5
-"""Times as many calls at twice the tokens: a graph that calls operators for each token is not timed call by call."""
+"""Maximum growth of the number of calls if tokens double: graphs with calls for each token are not timed by call."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One of the two steps at one length. Times are nanoseconds; None is unknown."""
+    """A step of decoding or reading at one length. Times are nanoseconds; None is unknown."""
 
     tokens: int
     graph: Graph
     coverage: Coverage
     ns: float | None
-    """What its calls take, and the framework where that is timed; None where too little is timed."""
+    """Time of its calls, and of the framework if that is timed; None if too few calls are timed."""
 
     half_ns: float | None
     ceiling_ns: float | None
-    """The longer of its bytes at the bandwidth and of its FLOPs at the peak, over the whole step."""
+    """The longer of the bytes at the bandwidth and the FLOPs at the peak rate, for the whole step."""
 
     active: Active
     flops: int | None
-    """None where those of a call are unknown."""
+    """FLOPs of the step; None if those of a call are unknown."""
 
     measured: Measured | None = None
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One of the two steps over the number of tokens."""
+    """The time of decoding or of reading over the number of tokens."""
 
     phase: str
     points: tuple[Point, ...]
     rest: Polynomial | None
-    """Calls of which attention is not a part, and the framework; None where there is no fit (`reason`)."""
+    """Calls without attention, and the framework; None if there is no fit (`reason`)."""
 
     attention: Polynomial | None
-    """Attention and writing to the cache; of reading, what grows as the square."""
+    """In decoding, attention and writing to the cache; in reading, the quadratic calls."""
 
     calls: int
-    """Computing calls of a step, at the longest length."""
+    """Computing calls of a step at the longest length."""
 
     shared: int
-    """Those of them that are the same at all lengths."""
+    """Computing calls at the longest length that are equal at all lengths."""
 
     different: int
-    """Calls to time for all lengths, equal ones once."""
+    """Distinct calls to time for all lengths."""
 
     left_out: int = 0
-    """Calls of a step that are in no fit, as one length has no timing of them."""
+    """Calls of a step that are in no fit, because a length has no timing of them."""
 
     reason: str = ""
 
     @property
     def whole(self) -> Polynomial | None:
-        """The sum; None where there is no fit."""
+        """The sum of both parts; None if there is no fit."""
         return None if self.rest is None or self.attention is None else self.rest + self.attention
 
     @property
     def steps(self) -> Polynomial | None:
-        """A curve through measured steps; None where too few lengths were measured."""
+        """A curve through measured steps; None if too few lengths were measured."""
         found = [(each.tokens, each.measured) for each in self.points if each.measured is not None]
         degree = 1 if self.phase == DECODE else 2
         if len(found) <= degree:
@@ -106,7 +106,7 @@ class Curve:
 
     @property
     def overtakes(self) -> Crossing | None:
-        """From how many tokens on attention takes longer than all else; None if never, or unknown."""
+        """The number of tokens from which on attention takes longer than the rest; None if never, or unknown."""
         if self.rest is None or self.attention is None:
             return None
         return polynomials.crossing(self.attention, self.rest)
@@ -120,18 +120,18 @@ class Language:
     batch: int
     decode: Curve
     prefill: Curve | str
-    """Why there is none."""
+    """The curve of reading, or the reason why there is none."""
 
     ceilings: Ceiling | str
     compute_bound: Mapping[int, int | None]
-    """Tokens → sequences at which a decoding step has as much to compute as to read; None: at no number, or unknown."""
+    """Tokens → sequences with which a decoding step computes as long as it reads; None: no such number, or unknown."""
 
     cache_overtakes: float | None
-    """Tokens at which the cache has as many bytes as the weights that take part; None if it does not grow."""
+    """Tokens at which the cache has as many bytes as the weights in use; None if the cache does not grow linearly."""
 
     threads: int
     framework: str = ""
-    """Why the framework is in no figure; empty where it is in all."""
+    """Why no figure includes the framework; empty if all figures do."""
 
     skew: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Language:
 
     @property
     def curves(self) -> list[Curve]:
-        """Those that there are."""
+        """The curve of decoding, and that of reading if there is one."""
         return [self.decode, *([self.prefill] if isinstance(self.prefill, Curve) else [])]
 
 
@@ -225,10 +225,10 @@ def of(
 
 
 def spaced(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return the lengths that are timed: those given, or four from one to the other of two.
+    """Return the lengths to time: the given ones, or `LENGTHS` lengths from the first to the second of two.
 
     Raises:
-        UsageError: they make no curve.
+        UsageError: the lengths are too few or too small for a curve.
     """
     given = sorted(set(lengths))
     if len(given) == 2 and given[0] >= 2:
@@ -241,7 +241,7 @@ def spaced(lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 def timed_open(timings: Timings | Path | str | None, like: str | None) -> Timings:
-    """Return an open data base of timings."""
+    """Return an open database of timings."""
     from xsp.bench.timings import Timings as Database
 
     return timings if isinstance(timings, Database) else Database.open(timings, like=like)
@@ -253,7 +253,7 @@ def _captured(what: Any, phase: str, lengths: Sequence[int], batch: int, seed: i
 
 
 def _reading(what: Any, lengths: Sequence[int], batch: int, seed: int) -> dict[int, Graph] | str:
-    """Return the graphs of reading; why there are none where a model calls operators for each token that it reads."""
+    """Return the graphs of reading; the reason why not if a model calls operators for each token that it reads."""
     few = max(1, lengths[0] // 2)
     short, first = (graphs.of(what, batch=batch, seed=seed, prefill=n) for n in (few, lengths[0]))
     if len(first.nodes) > MOST_CALLS * len(short.nodes):
@@ -265,7 +265,7 @@ def _reading(what: Any, lengths: Sequence[int], batch: int, seed: int) -> dict[i
 
 
 def _fill(of: Sequence[Graph], known: Timings, threads: int, seconds: float, progress: Progress) -> None:
-    """Time what is missing at all lengths; what several have in common is worth most, and comes first."""
+    """Time the missing calls of all lengths; calls that several lengths share are the most useful and come first."""
     from xsp import bench
     from xsp.bench.plan import missing, overheads
 
@@ -280,7 +280,7 @@ def _fill(of: Sequence[Graph], known: Timings, threads: int, seconds: float, pro
 
 @dataclass(frozen=True)
 class _Maker:
-    """What a curve is made from, beside its graphs."""
+    """Settings and data from which a curve is made, besides its graphs."""
 
     batch: int
     threads: int
@@ -291,7 +291,7 @@ class _Maker:
     measured: Mapping[tuple[str, int], Measured]
 
     def framework(self, graph: Graph) -> tuple[Figure | None, str]:
-        """Return what calls of modules and views cost, and why that is unknown."""
+        """Return the time of calls of modules and views, and the reason if it is unknown."""
         if self.known is None:
             return None, "timings are of this processor"
         return timed.framework(graph, self.known, self.threads)
@@ -319,7 +319,7 @@ class _Maker:
         return [figure for figure, node in zip(found, graph.nodes, strict=True) if node.computes]
 
     def point(self, phase: str, tokens: int, graph: Graph, figures: Sequence[Figure | None]) -> Point:
-        """Return one length."""
+        """Return the point of one length."""
         computed = self.batch * (1 if phase == DECODE else tokens)
         active = experts.active(graph, computed)
         each = [work.flops_of(node) for node in graph.computing]
@@ -334,7 +334,7 @@ class _Maker:
         return Point(tokens, graph, covered, ns, half, least, active, flops, self.measured.get((phase, tokens)))
 
     def compute_bound(self, points: Sequence[Point]) -> dict[int, int | None]:
-        """Return by tokens how many sequences balance computing and reading; empty without ceilings."""
+        """Return the number of sequences that balances computing and reading, by tokens; empty without ceilings."""
         if isinstance(self.ceiling, str):
             return {}
         return {
@@ -345,7 +345,7 @@ class _Maker:
         }  # fmt: skip
 
     def covered(self, graph: Graph, figures: Sequence[Figure | None]) -> Coverage:
-        """Return of how much of a graph there are timings."""
+        """Return the coverage of a graph by timings."""
         every = iter(figures)
         padded = [next(every) if node.computes else None for node in graph.nodes]
         floor: Sequence[Figure | None] = [None] * len(graph.nodes)
@@ -361,7 +361,7 @@ class _Maker:
         figures: Mapping[int, Sequence[Figure | None]],
         same: Sequence[Sequence[bool]],
     ) -> Curve:
-        """Return a curve with its fit, each part by its own powers."""
+        """Return a curve with its fit, in which each part has its own powers."""
         lengths = list(graphs)
         nodes = [graph.computing for graph in graphs.values()]
         of_length = list(figures.values())
@@ -400,7 +400,7 @@ def _keys(graph: Graph, threads: int) -> list[str]:
 
 
 def _same(keys: Sequence[Sequence[str]], alike: bool) -> list[list[bool]]:
-    """Return of each call at each length whether it is the same at all lengths."""
+    """Return, for each length and call, whether the call is equal at all lengths."""
     if alike:
         equal = [len(set(those)) == 1 for those in zip(*keys, strict=True)]
         return [equal for _ in keys]
@@ -409,7 +409,7 @@ def _same(keys: Sequence[Sequence[str]], alike: bool) -> list[list[bool]]:
 
 
 def _no_fit(phase: str, points: Sequence[Point], alike: bool) -> str:
-    """Return why figures of several lengths make no curve; empty if they do."""
+    """Return why there is no curve through the points; empty if there is one."""
     if not all(each.ns is not None for each in points):
         if not any(each.coverage.nodes for each in points):
             return "no call is timed"
@@ -430,7 +430,7 @@ def _no_fit(phase: str, points: Sequence[Point], alike: bool) -> str:
 
 
 def _degree(lengths: Sequence[int], nodes: Sequence[Any]) -> int:
-    """Return with which power of the length the work of a call grows: 1 or 2."""
+    """Return the power of the length with which the work of a call grows: 1 or 2."""
     for of_node in (work.flops_of, work.bytes_of):
         found = [of_node(node) for node in nodes]
         if None in found or not polynomials.is_straight(lengths, [float(each or 0) for each in found]):
@@ -439,7 +439,7 @@ def _degree(lengths: Sequence[int], nodes: Sequence[Any]) -> int:
 
 
 def _cache_overtakes(points: Sequence[Point], batch: int, skew: float) -> float | None:
-    """Return at how many tokens the cache has as many bytes as the weights that take part."""
+    """Return the number of tokens at which the cache has as many bytes as the weights in use; None if it is unknown."""
     first, last = points[0], points[-1]
     slope = (last.active.state - first.active.state) / (last.tokens - first.tokens)
     lengths, states = [each.tokens for each in points], [float(each.active.state) for each in points]

@@ -16,22 +16,22 @@ from xsp.sections import Chart, Part, Section, Series, Table, Text
 
 WIDTH = 79
 DRAWN = 24
-"""Places at which a curve is drawn."""
+"""Number of lengths at which a curve is drawn."""
 
 _KEPT = "\N{NO-BREAK SPACE}"
-"""Where a line is not broken."""
+"""A space at which lines are not wrapped."""
 
 NAMES = {"prefill": "first token", "decode": "each token"}
-"""What a user waits for, by the step."""
+"""Names of the steps from the view of a user."""
 
 
 def page(found: Language, source: str, command: str = "") -> str:
-    """Return a table with a line for each length, the curves, where attention overtakes, and what to type next.
+    """Return a table with a line for each length, the curves, the length where attention overtakes, the next command.
 
     Args:
-        found: any.
-        source: as it was named.
-        command: the options of the lengths, for what to type next.
+        found: the curves of a model.
+        source: the model as the user named it.
+        command: the options of the lengths, for the next command.
     """
     lines = [*_title(found), "", *_table(found)]
     if any(each.measured for curve in found.curves for each in curve.points):
@@ -70,7 +70,7 @@ def _table(found: Language) -> list[str]:
 
 
 def _rows(found: Language) -> Iterator[list[Point]]:
-    """Yield the points of each length: of reading, where there is that, then of decoding."""
+    """Yield the points of each length: the point of reading if there is one, then that of decoding."""
     for place in range(len(found.decode.points)):
         yield [each.points[place] for each in reversed(found.curves)]
 
@@ -149,7 +149,7 @@ def formula(curve: Polynomial) -> str:
 
 
 def _fine(ns: float) -> str:
-    """Return a time; below a nanosecond with three digits."""
+    """Return a time; below 10 ns with three significant digits."""
     return f"{ns:.3g} ns" if abs(ns) < 10 else time(ns)
 
 
@@ -203,7 +203,7 @@ def _next(found: Language, source: str, command: str) -> str:
 
 
 def as_json(found: Language) -> dict[str, Any]:
-    """Return what `xsp bound MODEL --decode A:B --format json` prints; times in nanoseconds, null where unknown."""
+    """Return the output of `xsp bound MODEL --decode A:B --format json`; times in nanoseconds, null if unknown."""
     return {
         "name": found.name,
         "batch": found.batch,
@@ -280,7 +280,7 @@ def _point(point: Point, curve: Curve) -> dict[str, Any]:
 
 
 def section(found: Language) -> Section:
-    """Return the section of a page: the curves with what was measured, a table, and what they tell."""
+    """Return the section of a page: texts on the curves, charts with the measured steps, and a table."""
     parts: list[Part] = [Text(plain(text).replace(_KEPT, " ")) for text in _told(found)]
     for curve in reversed(found.curves):
         parts.append(_chart(curve))
@@ -304,7 +304,7 @@ def section(found: Language) -> Section:
 
 
 def _chart(curve: Curve) -> Chart:
-    """Draw a curve at many lengths, and what is known at those that were timed."""
+    """Return a chart of a curve at many lengths, with timings, ceilings and measured steps at the timed lengths."""
     points = {each.tokens: each for each in curve.points}
     low, high = min(points), max(points)
     drawn = {round(low + (high - low) * step / (DRAWN - 1)) for step in range(DRAWN)}

@@ -1,7 +1,7 @@
-"""Latencies of models from a CSV file, whoever measured them.
+"""Latencies of models from a CSV file of any origin.
 
-The first line names the columns: `model`, the names that `xsp graph` takes, and one of `latency_ns`, `latency_us`,
-`latency_ms`, `latency_s`; and, as far as they vary, `device`, `batch` and `threads`. Other columns are not read.
+The first line names the columns: `model` with names that `xsp graph` takes, one of `latency_ns`, `latency_us`,
+`latency_ms` and `latency_s`, and, if they vary, `device`, `batch` and `threads`. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORM = "columns are model, latency_ms (or _ns, _us, _s), and device, batch, thre
 
 @dataclass(frozen=True)
 class Latency:
-    """How long a step of a model takes."""
+    """The time of a step of a model."""
 
     model: str
     ns: float
@@ -32,10 +32,10 @@ class Latency:
 
 
 def read(path: Path) -> tuple[list[Latency], list[str]]:
-    """Return the latencies of a file, and a line for each row that holds none, with the reason.
+    """Return the latencies of a file, and a line with the reason for each row without a valid latency.
 
     Raises:
-        UsageError: it cannot be read, is no such table, or no row of it holds a latency.
+        UsageError: the file cannot be read, is not a table of latencies, or no row has a valid latency.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -67,7 +67,7 @@ def read(path: Path) -> tuple[list[Latency], list[str]]:
 
 
 def _latency(row: Mapping[str, str | None], model: str, unit: str) -> Latency | str:
-    """Return what a row says, or why it says nothing."""
+    """Return the latency of a row, or the reason why the row is invalid."""
     name = (row[model] or "").strip()
     if not name:
         return "no model"

@@ -1,9 +1,9 @@
-"""A training step by its phases and layers: what forward, backward and update take, and which gradients they make.
+"""A training step by its phases and layers: times of forward, backward and update, and the bytes of gradients.
 
-A layer is a module with calls of its own. Its update is found through memory: a parameter is the layer's whose forward
-call reads it first, and what an optimizer keeps for the parameter (a momentum, a mean of squares) stands at the same
-place of the lists of a `_foreach_` or fused call, or in the same call. A call on lists is shared out by the bytes of
-each parameter. What belongs to no layer is named so, and is not spread over the others.
+A layer is a module with calls of its own. Its update is found through memory: a parameter belongs to the layer whose
+forward call reads it first, and the optimizer state of the parameter (a momentum, a mean of squares) is at the same
+index of the lists of a `_foreach_` or fused call, or in the same call. A call on lists is divided by the bytes of each
+parameter. Time that belongs to no layer is reported as `NO_LAYER`, and is not spread over the others.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ OUTERMOST = "(outermost module)"
 NO_LAYER = "(no layer)"
 
 RUNGS = (Rung.IN_PLACE, Rung.AS_RUN, Rung.CEILING)
-"""From which times are taken: of the run, else of timings, else the ceilings."""
+"""Rungs with the times, in order of preference: the run, timings, ceilings."""
 
 
 @dataclass(frozen=True)
 class PhaseTotal:
-    """One phase on one rung. Times are nanoseconds; None where a call has no figure."""
+    """A phase on a rung. Times are nanoseconds; None if a call has no figure."""
 
     phase: Phase
     calls: int
     known: int
-    """Calls that have a figure."""
+    """Number of calls with a figure."""
 
     ns: float | None
     half_ns: float | None
     path_ns: float | None
-    """The longest path over data within it; None where data flow or a figure is unknown."""
+    """The longest path over data in the phase; None if data flow or a figure is unknown."""
 
     @property
     def off_path_ns(self) -> float | None:
-        """What could overlap with the longest path, on processors without limit: weight gradients, in backward."""
+        """Time that could overlap with the longest path on unlimited processors: weight gradients, in backward."""
         return None if self.ns is None or self.path_ns is None else max(0.0, self.ns - self.path_ns)
 
 
 @dataclass(frozen=True)
 class TrainedLayer:
-    """What a layer takes in each phase, and the gradients that it makes. None is unknown, 0 is none."""
+    """Times of a layer by phase, and the bytes of its gradients. None is unknown, 0 is none."""
 
     module: str
     forward_ns: float | None
     backward_ns: float | None
     update_ns: float | None
     parameter_bytes: int | None
-    """Of its parameters that the step updates, which is what their gradients have; None where no data flow is known."""
+    """Bytes of the parameters that the step updates, equal to those of their gradients; None without data flow."""
 
     calls: int
 
@@ -67,15 +67,15 @@ class Training:
 
     name: str
     rung: Rung
-    """Whose figures they are."""
+    """The rung of the figures of `phases` and `layers`."""
 
     phases: tuple[PhaseTotal, ...]
     by_rung: Mapping[Rung, tuple[PhaseTotal, ...]]
     layers: tuple[TrainedLayer, ...]
-    """In the order of the forward pass."""
+    """Layers in the order of the forward pass."""
 
     holes: int
-    """Calls without a figure."""
+    """Number of calls without a figure."""
 
 
 def of(bound: Bound) -> Training:
@@ -122,7 +122,7 @@ def _phases(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[PhaseTot
 
 
 def _layers(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[TrainedLayer]:
-    """Yield each module that has calls or parameters of its own, in the order of first appearance."""
+    """Yield each module with calls or parameters of its own, in order of first appearance."""
     graph = bound.graph
     owners = _owners(graph)
     kept = _kept_for(graph, owners)
@@ -147,7 +147,7 @@ def _layers(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[TrainedL
     sizes: dict[str, int] = defaultdict(int)
     for storage, size in updated.items():
         sizes[owners[storage]] += size
-    flows = graph.known_by is not KnownBy.ORDER  # which call updates what is known through memory alone
+    flows = graph.known_by is not KnownBy.ORDER  # only memory tells which call updates which parameter
     for name, calls in names.items():
         forward, backward, update = (_sum(times[name, phase]) for phase in Phase)
         own = flows or name == NO_LAYER
@@ -164,7 +164,7 @@ def _layer(node: Node) -> str:
 
 
 def _owners(graph: Graph) -> dict[int, str]:
-    """Return storage of each weight → the layer that reads it first."""
+    """Return the layer that reads each weight first, by the storage of the weight."""
     found: dict[int, str] = {}
     for node in graph.nodes:
         if node.phase is Phase.OPTIMIZER:
@@ -177,9 +177,9 @@ def _owners(graph: Graph) -> dict[int, str]:
 
 
 def _groups(node: Node) -> Iterator[list[tuple[int, Tensor]]]:
-    """Yield what belongs together in an optimizer's call: places among its inputs, with their tensors.
+    """Yield groups of related tensors in an optimizer's call: indices among its inputs, with the tensors.
 
-    Of a call on lists those at the same place of each list; else all tensors of one shape.
+    For a call on lists, a group has the tensors at the same index of each list; else the largest tensors of one shape.
     """
     lists: list[list[tuple[int, Tensor]]] = []
     single: list[tuple[int, Tensor]] = []
@@ -208,7 +208,7 @@ def _groups(node: Node) -> Iterator[list[tuple[int, Tensor]]]:
 
 
 def _kept_for(graph: Graph, owners: Mapping[int, str]) -> dict[int, int]:
-    """Return storage → storage of the weight for which an optimizer keeps or makes it; of a weight itself."""
+    """Return storage → storage of the weight for which an optimizer uses it; a weight maps to itself."""
     links: dict[int, set[int]] = defaultdict(set)
     for node in graph.nodes:
         if node.phase is not Phase.OPTIMIZER:
@@ -232,9 +232,9 @@ def _kept_for(graph: Graph, owners: Mapping[int, str]) -> dict[int, int]:
 
 
 def _shares(graph: Graph, node: Node, kept: Mapping[int, int]) -> Iterable[tuple[int | None, float, int, bool]]:
-    """Return of an optimizer's call the weights that it works for, each with its share of the call and its bytes.
+    """Return the weights of an optimizer's call, each with its share of the call and its bytes.
 
-    The last says whether the weight itself is among the tensors.
+    The last value is whether the weight itself is among the tensors.
     """
     found: list[tuple[int | None, int, bool]] = []
     for group in _groups(node):

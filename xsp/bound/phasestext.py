@@ -16,7 +16,7 @@ MOST_LAYERS = 20
 
 
 def page(found: Training, source: str, step: str = "") -> str:
-    """Return a line for each phase, what could overlap, and the layers that take longest."""
+    """Return a line for each phase, the longest layers, and the share of the backward pass that could overlap."""
     rungs = list(found.by_rung)
     heads = "".join(f"{NAMES[each]:>11}" for each in rungs)
     return "\n".join(
@@ -71,7 +71,7 @@ def _told(found: Training, source: str) -> list[str]:
 
 
 def as_json(found: Training) -> dict[str, Any]:
-    """Return what `xsp bound SOURCE --phases --format json` prints; null is unknown, 0 is none."""
+    """Return the output of `xsp bound SOURCE --phases --format json`; null is unknown, 0 is none."""
     return {
         "name": found.name,
         "rung": found.rung.value,

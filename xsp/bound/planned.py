@@ -1,4 +1,4 @@
-"""Which graph a bound is of, and which trace it is held against: what was planned and what was seen."""
+"""The graph of a bound, and the trace with which it is compared: the planned and the recorded calls."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 _OPTIONS = (("sequence", "--sequence"), ("shape", "--input"), ("prefill", "--prefill"), ("decode", "--decode"))
-"""Settings of a model, and the options of `xsp profile` that say them."""
+"""Settings of a model, and the options of `xsp profile` that set them."""
 
 
 def of(what: Any, args: Any, trace: Any, of_model: Mapping[str, Any]) -> tuple[Graph, Trace | None]:
-    """Return the graph, and the trace to hold against it: that which was named, or that which the graph is of.
+    """Return the graph, and the trace to compare with it: the given trace, or the trace from which the graph is made.
 
     Args:
-        what: as `xsp.bound.of` takes it.
+        what: the model, graph or trace as in `xsp.bound.of`.
         args: arguments of a module.
-        trace: loaded, or where it lies.
+        trace: a loaded trace, or its path; None without one.
         of_model: settings of `xsp.graph.of`.
     """
     given = _trace(trace)
@@ -48,7 +48,7 @@ def _trace(place: Any) -> Any:
 
 
 def _planned(trace: Trace) -> Graph:
-    """Return the graph of the model that a run names, as its own calls tell less; else that of its calls."""
+    """Return the graph of the model that a run names, which is more complete than its calls; else that of its calls."""
     named = _model_of(trace)
     if named is not None:
         spec, settings = named
@@ -58,7 +58,7 @@ def _planned(trace: Trace) -> Graph:
 
 
 def _model_of(trace: Trace) -> tuple[str, dict[str, Any]] | None:
-    """Return the model that `xsp profile` ran, with its settings, where the run says so."""
+    """Return the model that `xsp profile` ran, with its settings; None if the command of the run does not have it."""
     command = [str(each) for each in trace.run.get("command") or ()]
     spec = next((each for each in command[2:] if re.match(r"(torchvision|timm|transformers|micro):\w", each)), None)
     if command[:2] != ["xsp", "profile"] or spec is None:

@@ -1,4 +1,4 @@
-"""Polynomials without negative coefficients, fitted to figures that have intervals, and where two of them cross."""
+"""Polynomials without negative coefficients, fitted to figures with intervals, and the crossing of two of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ NORMAL = 1.96
 """Half the width of a 95 % interval in standard deviations."""
 
 STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45}
-"""The same by degrees of freedom, where the spread is told from the residuals alone."""
+"""The same by degrees of freedom (Student's t), for a spread that is estimated from residuals."""
 
 LEAST_ERROR = 0.01
-"""Relative error of a figure that claims a smaller one: figures of different shapes have kernels of their own."""
+"""Minimum relative error that is assumed for a figure, because different shapes use different kernels."""
 
 MOST = 1 << 40
-"""Beyond this two polynomials are taken never to cross."""
+"""Maximum n of a crossing; polynomials that do not cross up to it are assumed never to cross."""
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -64,20 +64,20 @@ ZERO = Polynomial((0.0,), ((0.0,),))
 
 
 def constant(value: float, half: float) -> Polynomial:
-    """Return what does not depend on n."""
+    """Return a constant polynomial with half of a 95 % interval."""
     return Polynomial((value,), (((half / NORMAL) ** 2,),))
 
 
 def fit(at: Sequence[float], values: Sequence[float], halves: Sequence[float], degree: int) -> Polynomial:
-    """Return the polynomial without negative coefficients that is nearest to figures, each weighted by its error.
+    """Return the least-squares polynomial without negative coefficients, with figures weighted by their errors.
 
-    All subsets of the powers are tried, which is exact for so few. Where the residuals are larger than the errors, the
-    residuals count for the intervals.
+    All subsets of the powers are tried, which is exact and cheap for low degrees. If the residuals are larger than the
+    errors, the intervals follow from the residuals.
 
     Args:
         at: the n of each figure.
         values: the figures.
-        halves: half of the 95 % interval of each.
+        halves: half of the 95 % interval of each figure.
         degree: the highest power.
 
     Raises:
@@ -126,7 +126,7 @@ def _dot(rows: Sequence[Sequence[float]], i: int, j: int) -> float:
 
 
 def _inverse(matrix: list[list[float]]) -> list[list[float]] | None:
-    """Return the inverse of a small matrix by elimination; None if it has none."""
+    """Return the inverse of a small matrix by elimination; None if it is singular."""
     size = len(matrix)
     rows = [[*row, *(float(i == j) for j in range(size))] for i, row in enumerate(matrix)]
     for column in range(size):
@@ -145,7 +145,7 @@ def _inverse(matrix: list[list[float]]) -> list[list[float]] | None:
 
 @dataclass(frozen=True)
 class Crossing:
-    """From which n on one polynomial is above another, with its interval; None where it never is."""
+    """The n from which on one polynomial is above another, with an interval; an end is None if it is never above."""
 
     n: float
     low: float | None
@@ -153,7 +153,7 @@ class Crossing:
 
 
 def crossing(rising: Polynomial, other: Polynomial) -> Crossing | None:
-    """Return from where on a polynomial is above another one that it is below at first; None if it never is."""
+    """Return the n from which on a polynomial is above another that is larger at first; None if it never is."""
     found = _root(rising, other, 1.0, 1.0)
     if found is None:
         return None
@@ -189,11 +189,11 @@ def _root(rising: Polynomial, other: Polynomial, scale: float, by: float) -> flo
 
 
 STRAIGHT = 1e-3
-"""Share of a figure by which it may be off a line, to grow as the number of tokens."""
+"""Maximum deviation from a line, as a share of the largest value, for growth to count as linear."""
 
 
 def is_straight(lengths: Sequence[int], values: Sequence[float]) -> bool:
-    """Return whether values lie on a line over the lengths."""
+    """Return whether values are a linear function of the lengths."""
     first, last = values[0], values[-1]
     slope = (last - first) / (lengths[-1] - lengths[0])
     return all(

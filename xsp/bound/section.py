@@ -38,7 +38,7 @@ def section(bound: Bound) -> Section:
 
 
 def keep(bound: Bound, place: Path | str) -> Path | None:
-    """Put the section into a run directory, where `xsp report` finds it; None where the place is none, or is full."""
+    """Write the section into a run directory for `xsp report`; return None if it is none, or cannot be written."""
     return sections.kept(Path(place), SECTION, section(bound))
 
 

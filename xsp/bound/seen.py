@@ -1,7 +1,7 @@
-"""What a trace says of the calls of a step: which there were, where, how long each took in place, and the whole step.
+"""The recorded calls of a step in a trace: operators, modules, time of each call in place, and time of the whole step.
 
-The time of a call is its operator's true time on the host, or, where devices worked, the time of the kernels, copies
-and fills that it launched.
+The time of a call is its operator's true time on the host. In a trace with device work it is the time of the kernels,
+copies and fills that the call launched.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from xsp.store.selftimes import BOOKKEEPING, NS
 from xsp.store.trace import Trace
 
 COMPILED = ("CompiledFunction", "Torch-Compiled Region", "CompiledFxGraph", "triton_")
-"""What the names of operators hold in compiled code."""
+"""Parts of the names of operators in compiled code."""
 
 
 @dataclass
 class Seen:
-    """A call that a trace holds."""
+    """A call in a trace."""
 
     op: str
     module: str
-    """Path as in a graph; empty for the outermost module."""
+    """Path of the module as in a graph; empty for the outermost module."""
 
     phase: str
     ns: float
-    """On the host its own time with all inside; on a device the sum of what it launched."""
+    """On the host, the time of the call with all calls inside; on a device, the sum of the launched work."""
 
     half_ns: float = 0.0
     kernels: int = 0
-    """Kernels, copies and fills on a device."""
+    """Number of launched kernels, copies and fills on a device."""
 
     tensor_cores: bool = False
     shape: tuple[int, ...] | None = None
-    """Of its first input; None if the trace does not tell."""
+    """Shape of the first input; None if unknown."""
 
     works: bool = True
-    """Whether it computes: whether it launched something, without a device whether anything in it is no bookkeeping."""
+    """Whether the call computes: it launched device work or, without a device, is more than bookkeeping."""
 
     span: str = ""
-    """Id of its span; empty where nobody asked a trace."""
+    """Id of its span; empty for a call that is not from a trace."""
 
     inside: frozenset[str] = frozenset()
-    """Names of the operators that it called."""
+    """Names of the operators inside the call."""
 
 
 class _Row(NamedTuple):
@@ -77,7 +77,7 @@ _ROWS = f"""
     WHERE op.level = {int(Level.OP)} AND op.kind = '{Kind.OP}'
     ORDER BY op.start_ns, op.dur_ns DESC, op.span_id
 """
-"""In the order of `xsp.graph.spans`."""
+"""Query of the operators, in the order of `xsp.graph.spans`."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class _Span:
 
 
 def of_nodes(trace: Trace) -> list[Seen]:
-    """Return the calls that are the nodes of `xsp.graph.spans.of(trace)`, in its order."""
+    """Return the calls of the nodes of `xsp.graph.spans.of(trace)`, in their order."""
     wanted = spans.of_nodes(trace)
     chosen = set(wanted)
     found = dict(_calls(trace, lambda span: span.row.span_id in chosen))
@@ -98,18 +98,18 @@ def of_nodes(trace: Trace) -> list[Seen]:
 
 
 def of(trace: Trace, operators: Set[str]) -> list[Seen]:
-    """Return the calls of operators that a graph may hold, from the outside in, in the order of their beginning.
+    """Return the outermost calls of operators that a graph may have, by start time.
 
-    An operator that the graph does not know is looked into: with gradients composite operators decompose. One that
-    holds none of them is itself a call that was seen and not planned.
+    An operator that is not in the graph is replaced by the operators inside it, because with gradients composite
+    operators decompose. If none of those is in the graph either, the operator is a call that was seen and not planned.
     """
     return [each for _, each in _calls(trace, lambda span: span.row.name in operators or not _holds(span, operators))]
 
 
 def measured(trace: Trace) -> Figure | None:
-    """Return the time of a step with its interval: true where the trace is leveled, else as recorded; None if unknown.
+    """Return the time of a step with its interval: the true time if the trace is leveled, else the recorded one.
 
-    On a device it lasts until the last kernel has ended.
+    A step on a device lasts until the last kernel has ended. None if the time is unknown.
     """
     try:
         if trace.has(Level.KERNEL):
@@ -133,7 +133,7 @@ def is_compiled(trace: Trace) -> bool:
 
 
 def _calls(trace: Trace, is_one: Callable[[_Span], bool]) -> Iterator[tuple[str, Seen]]:
-    """Yield the id and the call of each span that is one, from the outside in; others are looked into."""
+    """Yield the id and the call of each outermost span that is a call; other spans are searched for inner calls."""
     on_device = trace.has(Level.KERNEL)
     roots = _trees(trace)
     if on_device:
@@ -171,7 +171,7 @@ def _seen(span: _Span, module: str, on_device: bool) -> Seen:
 
 
 def _first_shape(shapes: str | None) -> tuple[int, ...] | None:
-    """Return the shape of the first input, from the JSON of all; None where it is no tensor, or not known."""
+    """Return the shape of the first input, from the JSON of all shapes; None if it is no tensor, or unknown."""
     try:
         found = json.loads(shapes or "null")
     except ValueError:
@@ -183,7 +183,7 @@ def _first_shape(shapes: str | None) -> tuple[int, ...] | None:
 
 
 def _is_busy(name: str) -> bool:
-    """Return whether an operator is no bookkeeping, as allocation and views are."""
+    """Return whether an operator is more than bookkeeping, such as allocation and views."""
     frame = name.startswith(("autograd::", "torch::autograd::"))
     return "::" in name and not frame and name.partition("::")[2] not in BOOKKEEPING
 
@@ -201,7 +201,7 @@ def _holds(span: _Span, operators: Set[str]) -> bool:
 
 
 def _trees(trace: Trace) -> list[_Span]:
-    """Return the outermost operators, with those inside them."""
+    """Return the trees of operators, from the outermost ones."""
     roots: list[_Span] = []
     known: dict[str, _Span] = {}
     for row in map(_Row._make, trace.con.execute(_ROWS).fetchall()):
@@ -218,7 +218,7 @@ def _trees(trace: Trace) -> list[_Span]:
 
 
 def _launched(trace: Trace, roots: list[_Span]) -> None:
-    """Give each operator what it launched on devices itself."""
+    """Add to each operator the device work that it launched directly."""
     known = {span.row.span_id: span for root in roots for span in _all(root)}
     parents = dict(trace.con.execute("SELECT span_id, parent_id FROM merged WHERE device IS NULL").fetchall())
     rows = trace.con.execute(
@@ -240,11 +240,11 @@ def _launched(trace: Trace, roots: list[_Span]) -> None:
 
 
 MUCH_SYSTEM = 0.05
-"""Share of an iteration, of each thread, from which on the time in the system is worth a line."""
+"""Minimum system time per thread, as a share of an iteration, for a line on page faults."""
 
 
 def page_faults(trace: Trace) -> str | None:
-    """Return what the system took of the step for page faults, in words; None where little, and where nothing tells."""
+    """Return a text on the page faults of a step and the system time for them; None if it is short or unknown."""
     for each in iterations(trace.con):
         if (each.rank, each.kind) != (trace.rank, trace.kind) or each.faults is None or not each.mean_ns:
             continue
@@ -259,7 +259,7 @@ def page_faults(trace: Trace) -> str | None:
 
 
 def _outer_module(trace: Trace) -> str | None:
-    """Return the name of the module that is called by no other one, which in a graph has an empty path."""
+    """Return the name of the only outermost module, which has an empty path in a graph; None if there are several."""
     rows = trace.con.execute(
         f"""
         SELECT layer.name FROM merged layer LEFT JOIN merged up ON up.span_id = layer.parent_id
@@ -271,18 +271,18 @@ def _outer_module(trace: Trace) -> str | None:
 
 
 def device_ns(trace: Trace) -> float:
-    """Return the time of all kernels, copies and fills of a step, one after the other."""
+    """Return the total time of all kernels, copies and fills of a step in nanoseconds."""
     ((found,),) = trace.con.execute(f"SELECT sum({NS}) FROM merged WHERE level = {int(Level.KERNEL)}").fetchall()
     return float(found or 0)
 
 
 def worked_on_device(trace: Trace) -> bool:
-    """Return whether a trace has what ran on a device."""
+    """Return whether a trace has device work."""
     return trace.has(Level.KERNEL)
 
 
 def no_shapes(trace: Trace | None) -> str:
-    """Say that a trace has no shapes, and what to do: a run of ours has them from a step that describes its calls."""
+    """Return a text that a trace has no shapes, and the remedy: in runs of xsp, a step that describes its calls."""
     if trace is None or trace.run.imported is not None:
         return "the trace has no shapes, so that nothing bounds its calls; record_shapes=True"
     return (
@@ -292,7 +292,7 @@ def no_shapes(trace: Trace | None) -> str:
 
 
 def is_elsewhere(trace: Trace | None) -> bool:
-    """Return whether a trace is of a device, or of another processor, of which there are no timings here."""
+    """Return whether a trace is from a device or another processor, for which there are no timings here."""
     if trace is None:
         return False
     return worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model()

@@ -1,4 +1,4 @@
-"""From what a bound is made: a graph or what one is made from, timings, ceilings, and the trace of a run."""
+"""Construction of a bound from a graph or its source, timings, ceilings, and the trace of a run."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
 LEAST_PAIRS = 0.5
-"""Share of the computing nodes that have to be found in a trace for it to be one of that graph."""
+"""Minimum share of computing nodes that must be found in a trace for it to be a trace of the graph."""
 
 FOREIGN = "timings are of this processor"
-"""Why there are none of another device."""
+"""Reason why there are no timings for another device."""
 
 MOST_OTHER = 0.1
-"""Share of the calls that may have another shape in a run: optimizer and weights have the same in any batch."""
+"""Maximum share of calls with another shape in a run; low, as optimizer and weights have equal shapes in any batch."""
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass
 class _Parts:
-    """What a bound is put together from."""
+    """The parts from which a bound is made."""
 
     graph: Graph
     trace: Trace | None
@@ -54,7 +54,7 @@ class _Parts:
     join: joining.Join | None = None
     why: Mapping[str, Sequence[str]] = field(default_factory=dict)
     beyond_ns: float = 0.0
-    """Of the trace's work that belongs to no call."""
+    """Time of device work in the trace that belongs to no call."""
 
 
 def of(
@@ -90,7 +90,8 @@ def of(
     Raises:
         GraphError: there is no graph, or the trace is of another step.
         BenchError: timings cannot be read or taken.
-        AnalysisError: there is no such device.
+        AnalysisError: the device is unknown.
+        UsageError: `fill` is not above 0.
     """
     if fill is not None and not fill > 0:
         raise UsageError(f"{fill:g} seconds time nothing: give a number above 0")
@@ -120,7 +121,7 @@ def of(
 
 
 def _see(parts: _Parts, trace: Trace) -> None:
-    """Add what the trace says: each call in place, and the whole step."""
+    """Add the figures of the trace: each call in place, and the whole step."""
     graph = parts.graph
     from_trace = graph.source is Source.SPANS
     calls = seen.of_nodes(trace) if from_trace else seen.of(trace, {each.call.op for each in graph.nodes})
@@ -173,7 +174,7 @@ def _see(parts: _Parts, trace: Trace) -> None:
 
 
 def _refuse_another(parts: _Parts, trace: Trace, found: joining.Join) -> None:
-    """Keep a compiled run without its places; refuse a run of something else."""
+    """Add a note for a compiled run, whose calls need not be found; raise an error for a run of another model."""
     computing = len(parts.graph.computing)
     paired = computing - len(found.planned_not_seen)
     if not seen.is_compiled(trace):
@@ -188,7 +189,7 @@ def _refuse_another(parts: _Parts, trace: Trace, found: joining.Join) -> None:
 
 
 def _ceiling(parts: _Parts, device: str | None, may_measure: bool) -> Ceiling | str:
-    """Return the ceilings that count; a reason where there are none."""
+    """Return the ceilings of the given device, the run or this machine; a reason if there are none."""
     if device is not None:
         return ceilings.meant(device)
     trace = parts.trace
@@ -275,7 +276,7 @@ def _look_up(
 def _fill(
     graph: Graph, known: Timings, threads: int, granularity: int | None, seconds: float, progress: Progress
 ) -> list[str]:
-    """Time what is missing as it runs, then blocks if they are asked for, then variants; say if there was no time."""
+    """Time missing calls as they run, then requested blocks, then variants; return notes if the time was too short."""
     from xsp import bench
     from xsp.bench.plan import missing, overheads
 
@@ -294,7 +295,7 @@ def _fill(
 
 
 def started_late(took: float, seconds: float) -> str:
-    """Return what is said where most of a budget went before anything was timed."""
+    """Return a note for a budget that was mostly spent before the first timing."""
     return f"timings: the process that times took {took:.1f} s of the {seconds:g} s to start; give more time"
 
 
@@ -336,7 +337,7 @@ def _timed_totals(parts: _Parts, known: Timings, granularity: int | None, thread
 
 
 def _expected(parts: _Parts, figures: ladder.Figures, floor: ladder.Figures) -> list[float | None]:
-    """Return what each node is expected to take; the trace tells best, where there is one."""
+    """Return the expected time of each node, from the trace if it has the node, as that is the best estimate."""
     in_place = parts.figures.get(Rung.IN_PLACE.value)
     found = totals.expectations(parts.graph, figures, floor)
     if in_place is None:
@@ -409,7 +410,7 @@ def _finished(parts: _Parts) -> Bound:
 
 
 def _holes(parts: _Parts) -> list[Hole]:
-    """Return what has no timing, or, where nothing is timed, no ceiling."""
+    """Return the calls without a timing or, if no call is timed, without a ceiling."""
     rung = next(
         (each for each in (Rung.AS_RUN, Rung.CEILING) if any(parts.figures.get(each.value) or ())), Rung.CEILING
     )
@@ -430,7 +431,7 @@ def _holes(parts: _Parts) -> list[Hole]:
 
 
 def _beats(parts: _Parts) -> int:
-    """Return how many calls are below their ceiling: at their best, or in place where nothing is timed."""
+    """Return the number of calls that are faster than their ceiling: at their best, or in place if none is timed."""
     rung = next((each for each in (Rung.BEST, Rung.IN_PLACE) if any(parts.figures.get(each.value) or ())), None)
     floor = parts.figures.get(Rung.CEILING.value)
     if rung is None or floor is None:

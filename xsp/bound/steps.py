@@ -1,4 +1,4 @@
-"""Steps of a language model at several lengths, measured in turns, without xsp in them."""
+"""Measurement of steps of a language model at several lengths, in turns, without profiling."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """A step as it was measured."""
+    """The measured time of a step."""
 
     ns: float
-    """The trimmed mean of the rounds."""
+    """Trimmed mean of the rounds."""
 
     low: float | None
     high: float | None
-    """Ends of the 95 % interval; None of too few rounds."""
+    """Ends of the 95 % interval; None for too few rounds."""
 
     rounds: tuple[int, ...]
 
@@ -41,17 +41,17 @@ def measure(
     seed: int = 0,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[tuple[str, int], Measured]:
-    """Return what steps of each phase at each length take; in each round each has one turn, in an order drawn anew.
+    """Return the measured steps by phase and length; each round runs each step once, in random order.
 
     Args:
-        what: the name of a model; a module is refused, since it would be moved and changed.
+        what: name of a model; a module raises an error, because it would be moved and changed.
         phases: "prefill", "decode".
         lengths: numbers of tokens.
-        batch: sequences.
-        threads: of torch while it is measured; afterwards they are as before.
-        seconds: to spend, building not included; at least `LEAST_ROUNDS` rounds are measured.
-        seed: of weights, tokens and order.
-        progress: called for each round.
+        batch: sequences in a step.
+        threads: threads of torch during the measurement; the previous number is restored afterwards.
+        seconds: seconds to spend, without building the model; at least `LEAST_ROUNDS` rounds are measured.
+        seed: seed of weights, tokens and order.
+        progress: called after each round.
 
     Raises:
         ModelError: the model cannot be built or run.
@@ -87,7 +87,7 @@ def measure(
 def ready(
     spec: str, phases: Sequence[str], lengths: Sequence[int], settings: models.Settings
 ) -> dict[tuple[str, int], Callable[[], object]]:
-    """Return the steps by phase and length; all have one model, since its weights are the same."""
+    """Return the steps by phase and length; all share one model, because the weights are equal."""
     first = models.build(spec, _settings(settings, phases[0], lengths[0]))
     assert isinstance(first, models.Built)
     found = {}

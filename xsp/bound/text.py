@@ -16,7 +16,7 @@ from xsp.graph.node import KnownBy
 from xsp.scrub import plain
 
 WIDTH = 22
-"""Letters of the longest bar."""
+"""Number of characters of the longest bar."""
 
 MOST_LAYERS = 5
 MOST_HOLES = 4
@@ -24,13 +24,13 @@ MOST_PROBLEMS = 4
 
 
 def page(bound: Bound, source: str, partial: bool = False, step: str = "") -> str:
-    """Return ladder, differences, coverage, layers, and what to type next.
+    """Return ladder, differences, coverage, layers, and the next command.
 
     Args:
-        bound: any.
-        source: as it was named, for the command to type next.
-        partial: whether totals below the coverage that they take were asked for.
-        step: options of the step as they were typed, `--train --batch 8`.
+        bound: any bound.
+        source: the source as the user named it, for the next command.
+        partial: whether totals with too little coverage were requested.
+        step: options of the step as the user typed them, `--train --batch 8`.
     """
     lines = [
         *_title(bound), "", *_ladder(bound), *_differences(bound), *_parallel(bound), *_coverage(bound),
@@ -96,14 +96,14 @@ def _ladder(bound: Bound) -> list[str]:
 
 
 def _told_if_absent(bound: Bound) -> list[Rung]:
-    """Return the rungs of which it is said why they are not there."""
+    """Return the rungs that are shown with a reason if they are missing."""
     timed = [] if _foreign(bound) else [Rung.BEST, Rung.AS_RUN]
     asked = [Rung.BLOCKS] if bound.settings.get("granularity") else []
     return [Rung.CEILING, *timed, *asked, Rung.MEASURED]
 
 
 def _foreign(bound: Bound) -> bool:
-    """Return whether the bound is of another device than the timings here."""
+    """Return whether the bound is for another device than that of the timings."""
     return "environment" not in bound.settings
 
 
@@ -114,7 +114,7 @@ def _interval(total: Total) -> str:
 
 
 def _bar(total: Total, most: float) -> str:
-    """Draw a bar, with a thin line over the interval at its end."""
+    """Return a bar, with a thin line over the interval at its end."""
     assert total.sequential is not None
     low, value, high = (round(WIDTH * (each or 0.0) / most) for each in (total.low, total.sequential, total.high))
     full = min(low, value) if total.half_ns else value
@@ -209,7 +209,7 @@ def _problems(bound: Bound) -> list[str]:
 
 
 def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
-    """Return the command that gives what is missing most."""
+    """Return the command that adds the most important missing part."""
     said = f"{shlex.quote(source)} {step}".rstrip()
     ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
     foreign = _foreign(bound)
@@ -244,7 +244,7 @@ def _cut(line: str, most: int = 79) -> str:
 
 
 def as_json(bound: Bound) -> dict[str, Any]:
-    """Return a bound as plain values: what `xsp bound --format json` prints."""
+    """Return a bound as plain values, the output of `xsp bound --format json`."""
     return {
         "name": bound.graph.name,
         "source": bound.graph.source.value,

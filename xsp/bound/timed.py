@@ -1,4 +1,4 @@
-"""Rungs from timings: each node as it runs, at its best, and as part of a block; what is not timed is named."""
+"""Rungs from timings: each node as it runs, at its best, and as part of a block; reasons for missing timings."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from xsp.graph.blocks import block, windows
 from xsp.graph.node import Graph
 
 NOT_TIMED = "not timed"
-"""Why a call has no figure that nobody tried to time."""
+"""Reason of a call that was never timed."""
 
 MARKED = 1.05
-"""A sitting whose fixed work drifted by more is marked."""
+"""Maximum canary ratio (drift of fixed work) of an undisturbed sitting."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What timings say of the nodes of a graph."""
+    """Figures from timings for the nodes of a graph."""
 
     specs: tuple[Spec | None, ...]
-    """Of each node as it runs; None where it does not compute."""
+    """Spec of each node as it runs; None if it does not compute."""
 
     as_run: tuple[Figure | None, ...]
     best: tuple[Figure | None, ...]
     why: tuple[str, ...]
-    """Of each node that has no figure the reason."""
+    """Reason of each node without an as-run figure; else empty."""
 
     borrowed: int
-    """Timings of another environment among those that are used."""
+    """Number of used timings from another environment."""
 
     drift: float | None
-    """The largest canary ratio among those that are used; None if none is known."""
+    """The largest canary ratio of the used timings; None if unknown."""
 
     disturbed: int
-    """Timings that are used of sittings whose canary ratio is above `MARKED`."""
+    """Number of used timings from sittings with a canary ratio above `MARKED`."""
 
     used: int
-    """Timings that are used, of this variant or of others."""
+    """Number of used timings of all variants."""
 
     at_the_floor: int
-    """Nodes whose timing is that of an empty call."""
+    """Number of nodes with the timing of an empty call."""
 
 
 def timed_here(graph: Graph) -> bool:
-    """Return whether there is the runtime that runs a graph's calls."""
+    """Return whether the runtime for a graph's calls is available."""
     runtime = runtime_of(graph)
     return runtime in plugins.names(RUNTIMES) and (runtime != ONNX_RUNTIME or has_onnx_runtime())
 
 
 def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
-    """Look up each node.
+    """Return the figures of each node from timings.
 
     Args:
-        graph: any.
-        timings: of a machine.
-        threads: with which the step runs.
-        cores: of the machine: `best` takes timings with up to so many threads.
+        graph: any graph.
+        timings: timings of a machine.
+        threads: threads of the step.
+        cores: cores of the machine: `best` uses timings with at most this number of threads.
     """
     specs = specs_of(graph, threads)
     of_work = _by_work(timings, {each.block.work_key for each in specs if each is not None})
@@ -102,7 +102,7 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
 
 
 def specs_of(graph: Graph, threads: int) -> list[Spec | None]:
-    """Return what each node is timed as; None for those that do not compute."""
+    """Return the spec with which each node is timed; None for nodes that do not compute."""
     state, runtime = settled(graph, CacheState.CHAIN), runtime_of(graph)
     found: list[Spec | None] = [None] * len(graph.nodes)
     for start, stop in windows(graph, 1):
@@ -130,7 +130,7 @@ def _figure(timing: Timing) -> Figure:
 
 
 def _least(timings: Sequence[Timing]) -> Figure | None:
-    """Return the least of variants, and the least for each number of threads."""
+    """Return the shortest timing of all variants, with the shortest one for each number of threads."""
     if not timings:
         return None
     threads: dict[int, float] = {}
@@ -142,7 +142,7 @@ def _least(timings: Sequence[Timing]) -> Figure | None:
 
 
 def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: bool) -> tuple[Total, str]:
-    """Return the total of blocks of so many calls, and why there is none; see `xsp.bound.construct`."""
+    """Return the total of blocks of `size` calls, and the reason if there is none; see `xsp.bound.construct`."""
     found = construct(graph, timings, size, how=How(threads=threads, runtime=runtime_of(graph)), partial=partial)
     total = Total(found.coverage, None if found.ns is None else float(round(found.ns)), found.half_ns)
     covered = found.coverage
@@ -150,7 +150,7 @@ def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: boo
 
 
 def framework(graph: Graph, timings: Timings, threads: int) -> tuple[Figure | None, str]:
-    """Return what calls of modules and of views cost in a step beside its computing calls, and why it is unknown."""
+    """Return the time of the calls of modules and views in a step, and the reason if it is unknown."""
     if runtime_of(graph) != "torch":
         return None, "a session of ONNX Runtime calls no modules"
     found = [timings.get(spec.key) for spec in overheads(threads)]

@@ -1,7 +1,7 @@
 """The sum of a rung over the nodes of a graph: sequential and parallel, with its interval and its coverage.
 
-A node without a figure is a hole, and no zero: what is known is counted by nodes and by expected time, and below
-`ENOUGH` of it there is no total. Asked for all the same it is "at least" so much.
+A node without a figure is a hole and does not count as zero: coverage is the share of known nodes and of their expected
+time. Below a coverage of `ENOUGH` there is no total, or on request only a lower limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xsp.graph import paths, schedule
 from xsp.graph.node import Graph, KnownBy, Why
 
 ENOUGH = 0.95
-"""Share of the expected time below which there is no total."""
+"""Minimum share of the expected time for a total."""
 
 Key = str | int
 
@@ -30,10 +30,10 @@ class Figure:
     """Half of the 95 % interval."""
 
     key: Key = ""
-    """Nodes with the same one have the same figure, and share its error."""
+    """Key of the timing: nodes with the same key have the same figure and share its error."""
 
     threads: Mapping[int, float] = field(default_factory=dict)
-    """Times by threads, where there are several; empty means that it takes all cores."""
+    """Times by number of threads, if there are several; empty: the node uses all cores."""
 
 
 @dataclass(frozen=True)
@@ -41,50 +41,50 @@ class Coverage:
     """The share of a graph whose time is known."""
 
     nodes: int
-    """Computing nodes that have a figure."""
+    """Number of computing nodes with a figure."""
 
     of_nodes: int
     time: float | None
-    """Share of the expected time, 0 to 1; None if nothing tells what the holes are expected to take."""
+    """Share of the expected time, 0 to 1; None if the expected time of a hole is unknown."""
 
     @property
     def share(self) -> float:
-        """The share that decides: of the time, else of the nodes; 1 of an empty graph."""
+        """The share that is compared with `ENOUGH`: of the time if known, else of the nodes; 1 for an empty graph."""
         return self.time if self.time is not None else self.nodes / self.of_nodes if self.of_nodes else 1.0
 
     @property
     def whole(self) -> bool:
-        """Whether there is no hole."""
+        """Whether there are no holes."""
         return self.nodes == self.of_nodes
 
 
 @dataclass(frozen=True)
 class Total:
-    """The time of the whole graph on a rung, in nanoseconds; None if too little or no data flow is known."""
+    """The time of the whole graph on a rung, in nanoseconds; None if coverage is too low or data flow is unknown."""
 
     coverage: Coverage
     sequential: float | None
-    """One node after the other."""
+    """Time of all nodes, one after the other."""
 
     half_ns: float | None
     """Half of the 95 % interval of `sequential`; timings of one key share their error."""
 
     parallel: float | None = None
-    """Longest path over data: without limit of resources."""
+    """The longest path over data: the time with unlimited resources."""
 
     parallel_half_ns: float | None = None
     machine: float | None = None
-    """Parallel on this machine: no schedule on its cores is shorter."""
+    """Lower limit of the parallel time on the cores of this machine: no schedule is shorter."""
 
     schedule: float | None = None
-    """The end of a schedule that exists."""
+    """Time of a feasible parallel schedule."""
 
     path: tuple[int, ...] = ()
     """Nodes on the longest path, by their number in the graph."""
 
     @property
     def at_least(self) -> bool:
-        """Whether there are holes, so that it is at least so much."""
+        """Whether there are holes, so that the total is a lower limit."""
         return not self.coverage.whole
 
     @property
@@ -110,13 +110,13 @@ def total(
     """Return the total of a rung.
 
     Args:
-        graph: whose nodes it is of.
-        figures: of each node.
-        counted: whether each node does work; those that do not take no time.
-        expected: what each node is expected to take where it has no figure.
-        cores: of the machine.
-        partial: give a total, of what is known, below `ENOUGH` too.
-        beyond_ns: time of the step's work that belongs to no node, for coverage.
+        graph: graph of the nodes.
+        figures: figure of each node.
+        counted: whether each node computes; other nodes take no time.
+        expected: expected time of each node, for coverage.
+        cores: number of cores of the machine.
+        partial: return a total of the known nodes also for a coverage below `ENOUGH`.
+        beyond_ns: time of work in the step that belongs to no node, for coverage.
     """
     known = [figure if counts else None for figure, counts in zip(figures, counted, strict=True)]
     covered = coverage(known, counted, expected, beyond_ns)
@@ -148,7 +148,7 @@ def _up_to(cores: int, threads: Mapping[int, float]) -> schedule.Times:
 
 
 def half(figures: Iterable[Figure | None]) -> float:
-    """Return half of the 95 % interval of a sum: those of one key err together, those of different keys do not."""
+    """Return half of the 95 % interval of a sum; errors of one key add up, those of different keys are independent."""
     of_key: dict[Key, float] = defaultdict(float)
     for place, figure in enumerate(figures):
         if figure is not None:
@@ -162,7 +162,7 @@ def coverage(
     expected: Sequence[float | None],
     beyond_ns: float = 0.0,
 ) -> Coverage:
-    """Return how much of the nodes that do work has a figure; by time as they are expected to take it."""
+    """Return the coverage of the computing nodes by figures, in nodes and in expected time."""
     nodes = sum(counted)
     there = math.fsum(
         each.ns if expect is None else expect
@@ -180,15 +180,15 @@ def coverage(
 
 
 def expectations(graph: Graph, figures: Sequence[Figure | None], floor: Sequence[Figure | None]) -> list[float | None]:
-    """Return what each node is expected to take, for coverage only.
+    """Return the expected time of each node, for coverage only.
 
-    Where it has a figure that; else its ceiling times the median ratio of figure to ceiling of the same operator, or
-    of all; else the median of the figures of the same operator; else unknown.
+    It is the figure of the node; else its ceiling times the median ratio of figure to ceiling of the same operator, or
+    of all nodes; else the median of the figures of the same operator; else None.
 
     Args:
-        graph: whose nodes.
-        figures: of a rung.
-        floor: of the ceiling.
+        graph: graph of the nodes.
+        figures: figures of a rung by node.
+        floor: ceilings by node.
     """
     ratios: dict[str, list[float]] = defaultdict(list)
     taken: dict[str, list[float]] = defaultdict(list)

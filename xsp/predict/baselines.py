@@ -1,7 +1,7 @@
-"""What a model must beat: means, neighbours, linear models, a forest, Ernest's features, and a simulated step.
+"""Baselines that the generic model must beat: means, neighbours, linear models, a forest, Ernest, a simulated step.
 
-Each is trained on a table and returns a function of configurations. They see the same factors as the generic model. A
-baseline that a table has no columns for, or whose library is missing, is left out, and says why.
+Each baseline is trained on a table and returns a function of configurations. Baselines use the same factors as the
+generic model. A baseline without its columns in the table, or without its library, raises `Unfit` and is left out.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ Trained = Callable[[Values], Floats]
 Train = Callable[[Configurations, Sequence[Factor]], Trained]
 
 MOST_COMPARED = 4_000_000
-"""Distances that are held at once."""
+"""Maximum number of distances in memory."""
 
 STRENGTHS = tuple(10.0**power for power in range(-6, 4))
-"""Of the penalty of `ridge`, on features of unit spread; generalized cross-validation takes one of them."""
+"""Penalty strengths of `ridge` for features of unit variance; generalized cross-validation selects one."""
 
 TREES = 50
 LEAST_LEAF = 2
-"""Of the forest: trees, and configurations of a leaf."""
+"""Number of trees of the forest, and minimum number of configurations in a leaf."""
 
 MACHINES = ("ranks", "world_size", "gpus", "devices", "machines", "nodes", "processes", "workers")
 SIZES = ("batch", "batch_size", "samples", "size", "data")
-"""Columns of Ernest's features, the first that is there: how many do the work, and how much there is."""
+"""Column names for Ernest's features, of which the first present one is used: number of workers, amount of work."""
 
 SIMULATED = "dag"
-"""The column, by the beginning of its name, with what `xsp predict RUN` says of the same configuration."""
+"""Name prefix of the column with the time that `xsp predict RUN` predicts for the same configuration."""
 
 LEAST_OF_A_KIND = 4
-"""Configurations of which Ernest's features are fitted by themselves."""
+"""Minimum number of configurations of a kind for a separate fit of Ernest's features."""
 
 
 class Unfit(UsageError):
-    """A baseline that cannot be had of a table; the message says why."""
+    """A baseline cannot be trained on a table; the message has the reason."""
 
 
 def mean(table: Configurations, factors: Sequence[Factor]) -> Trained:
-    """Return the geometric mean of the configurations whose categories are equal, else of all."""
+    """Return the geometric mean of the configurations with equal categories, or of all if there are none."""
     texts = [each.name for each in factors if not each.numeric]
     logs = np.log(table.seconds)
     keys = _keys(table.values, texts, len(table))
@@ -59,7 +59,7 @@ def mean(table: Configurations, factors: Sequence[Factor]) -> Trained:
 
 
 def nearest(table: Configurations, factors: Sequence[Factor]) -> Trained:
-    """Return the time of the nearest configuration: by logarithms over their ranges, a category apart counts as one."""
+    """Return the time of the nearest configuration, by logarithms scaled to their ranges; another category counts 1."""
     known = _places(table.values, factors)
 
     def predict(values: Values) -> Floats:
@@ -74,7 +74,7 @@ def nearest(table: Configurations, factors: Sequence[Factor]) -> Trained:
 
 
 def linear(table: Configurations, factors: Sequence[Factor]) -> Trained:
-    """Return a sum of factors, by least squared relative error; at least a hundredth of the least time."""
+    """Return a sum of factors that minimizes squared relative error; never below a hundredth of the shortest time."""
     features = _features(table.values, factors, np.asarray)
     weights = _least(features / table.seconds[:, None], np.ones(len(table)))
     least = float(table.seconds.min()) / 100
@@ -87,7 +87,7 @@ def linear(table: Configurations, factors: Sequence[Factor]) -> Trained:
 
 
 def power(table: Configurations, factors: Sequence[Factor]) -> Trained:
-    """Return a product of powers: linear in logarithms."""
+    """Return a product of powers, fitted as a linear model of logarithms."""
     weights = _least(_features(table.values, factors, np.log), np.log(table.seconds))
 
     def predict(values: Values) -> Floats:
@@ -100,12 +100,12 @@ def power(table: Configurations, factors: Sequence[Factor]) -> Trained:
 def ridge(table: Configurations, factors: Sequence[Factor]) -> Trained:
     """Return a regularised model of logarithms, their squares and their products.
 
-    The penalty has the least generalized cross-validation (Golub, Heath and Wahba 1979), by singular values.
+    The penalty minimizes generalized cross-validation (Golub, Heath and Wahba 1979), computed from singular values.
     """
     features = _with_products(table.values, factors)
     middle, wide = features.mean(axis=0), features.std(axis=0)
     kept = wide > 1e-9
-    if not kept.any():  # rows that are all alike
+    if not kept.any():  # all rows are equal
         return mean(table, factors)
     scaled = (features[:, kept] - middle[kept]) / wide[kept]
     logs = np.log(table.seconds)
@@ -130,7 +130,7 @@ def ridge(table: Configurations, factors: Sequence[Factor]) -> Trained:
 
 
 def forest(table: Configurations, factors: Sequence[Factor]) -> Trained:
-    """Return a random forest of the logarithms of times; of the same table always the same.
+    """Return a random forest of the logarithms of times; the same table always gives the same forest.
 
     Raises:
         Unfit: scikit-learn is missing.
@@ -150,13 +150,13 @@ def forest(table: Configurations, factors: Sequence[Factor]) -> Trained:
 
 
 def ernest(table: Configurations, factors: Sequence[Factor]) -> Trained:
-    """Return Ernest's model: a + b·size/machines + c·log(machines) + d·machines, and e·size, with nothing below 0.
+    """Return Ernest's model: a + b·size/machines + c·log(machines) + d·machines + e·size, with coefficients ≥ 0.
 
-    Venkataraman et al., NSDI 2016. It is of one program, so all other factors together say which; a program with few
-    configurations is fitted with those of equal categories, or with all. The fifth term is for sizes on each machine.
+    Venkataraman et al., NSDI 2016. The model describes one program, so each combination of the other factors has its
+    own fit; one with few rows uses the fit of its categories, or of all rows. The fifth term is for sizes per machine.
 
     Raises:
-        Unfit: no column says how many machines there are, or SciPy is missing.
+        Unfit: no column has the number of machines, or SciPy is missing.
     """
     numbers = [each.name for each in factors if each.numeric]
     machines = next((name for name in MACHINES if name in numbers), None)
@@ -180,7 +180,7 @@ def ernest(table: Configurations, factors: Sequence[Factor]) -> Trained:
         norms = np.maximum(np.linalg.norm(relative, axis=0), 1e-300)
         try:
             return np.asarray(nnls(relative / norms, np.ones(len(places)))[0] / norms, dtype=np.float64)
-        except RuntimeError:  # it does not come to an end
+        except RuntimeError:  # the solver reached its iteration limit
             return np.array([float(np.exp(np.log(table.seconds[places]).mean())), 0.0, 0.0, 0.0, 0.0])
 
     def of_each(names: Sequence[str]) -> dict[tuple[str, ...], Floats]:
@@ -203,10 +203,10 @@ def ernest(table: Configurations, factors: Sequence[Factor]) -> Trained:
 
 
 def simulated(table: Configurations, factors: Sequence[Factor]) -> Trained:
-    """Return the simulated step by one factor: the median of measured over simulated time.
+    """Return the simulated step times one factor, the median of measured over simulated time.
 
     Raises:
-        Unfit: the table has no column of it.
+        Unfit: the table has no column of simulated times.
     """
     column = next((each.name for each in factors if each.numeric and each.name.lower().startswith(SIMULATED)), None)
     if column is None:
@@ -227,7 +227,7 @@ BASELINES: Mapping[str, Train] = {
 
 
 def missing(table: Configurations, factors: Sequence[Factor]) -> dict[str, str]:
-    """Return the baselines that a table does not have, with the reason of each."""
+    """Return the baselines that cannot be trained on a table, with the reason for each."""
     found = {}
     for name in ("ridge", "forest", "ernest", "dag"):
         try:
@@ -246,7 +246,7 @@ def _keys(values: Values, names: Sequence[str], count: int) -> list[tuple[str, .
 
 
 def _places(values: Values, factors: Sequence[Factor]) -> Floats:
-    """Return configurations as points: each number between 0 and 1 by its logarithm, each category at 0 or 1/√2."""
+    """Return configurations as points: the logarithm of each number scaled to 0…1, each category value 0 or 1/√2."""
     columns = []
     for each in factors:
         column = values[each.name]
@@ -270,7 +270,7 @@ def _features(values: Values, factors: Sequence[Factor], change: Callable[[Any],
 
 
 def _with_products(values: Values, factors: Sequence[Factor]) -> Floats:
-    """Return logarithms of numbers, and categories, with the squares and products of the logarithms."""
+    """Return the logarithms of numbers, the categories, and the squares and products of the logarithms."""
     numbers = _features(values, [each for each in factors if each.numeric], np.log)[:, 1:]
     one, other = np.triu_indices(numbers.shape[1])
     return np.column_stack([_features(values, factors, np.log)[:, 1:], numbers[:, one] * numbers[:, other]])

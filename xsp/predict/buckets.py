@@ -1,7 +1,7 @@
-"""Which gradients travel together: PyTorch's buckets, and the rule of merged gradients.
+"""Grouping of gradients for communication: PyTorch's buckets, and merged gradients.
 
 `of_ddp` is the plan of DistributedDataParallel from its second step on, when it has rebuilt its buckets in the order in
-which gradients arrive. `merged` is the rule of Shi, Chu and Li (MG-WFBP, arXiv 1811.11141), made safe.
+which gradients arrive. `merged` solves the problem of Shi, Chu and Li (MG-WFBP, arXiv 1811.11141) exactly.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from xsp.errors import UsageError
 
 MIB = 1 << 20
 FIRST_BYTES = 1 * MIB
-"""Limit of the first bucket, where the size of the others is PyTorch's own."""
+"""Size limit of the first bucket if the others have PyTorch's default size."""
 
 BUCKET_BYTES = 25 * MIB
 
 Buckets = tuple[tuple[int, ...], ...]
-"""Places of gradients in the order of their arrival; each bucket is full when its last one arrives."""
+"""Indices of gradients in the order of arrival, by bucket; a bucket is full when its last gradient arrives."""
 
 
 def of_ddp(sizes: Sequence[int], bucket: int | None = None) -> Buckets:
     """Return the buckets of gradients in the order of their arrival.
 
-    A bucket is full as soon as it has reached its limit, so it may be larger than that. The first one's limit is 1 MiB
-    if the size of the others is the usual one; whoever states a size gets it for all.
+    A bucket is full as soon as it reaches its limit, so it may be larger than the limit. With the default size the
+    limit of the first bucket is 1 MiB; a given size applies to all buckets.
 
     Args:
-        sizes: bytes of each gradient, of one element type.
-        bucket: limit in bytes; PyTorch's own (25 MiB) unless told otherwise.
+        sizes: bytes of each gradient, all of one element type.
+        bucket: limit in bytes; default: PyTorch's 25 MiB.
 
     Raises:
         UsageError: a size is negative, or the limit is not above 0.
@@ -53,13 +53,13 @@ def of_ddp(sizes: Sequence[int], bucket: int | None = None) -> Buckets:
 
 
 def exposed(ready: Sequence[float], sizes: Sequence[float], plan: Buckets, takes: Callable[[float], float]) -> float:
-    """Return when the last bucket has been communicated, over one channel in the order of the buckets.
+    """Return the time at which the last bucket has been communicated, over one channel in the order of the buckets.
 
     Args:
-        ready: when each gradient arrives, in seconds, never decreasing.
-        sizes: bytes of each.
-        plan: which travel together.
-        takes: seconds for so many bytes.
+        ready: arrival time of each gradient in seconds, never decreasing.
+        sizes: bytes of each gradient.
+        plan: the buckets.
+        takes: function from the bytes of a bucket to the seconds of its collective.
     """
     end = 0.0
     for bucket in plan:
@@ -70,26 +70,26 @@ def exposed(ready: Sequence[float], sizes: Sequence[float], plan: Buckets, takes
 def merged(ready: Sequence[float], sizes: Sequence[float], start: float, per_byte: float) -> Buckets:
     """Return the buckets with which communication ends first, if a collective of M bytes takes start + per_byte · M.
 
-    The published rule merges a gradient with the one before it where waiting for it costs less than another start-up,
-    and decides by the neighbour alone. This is the exact answer of that problem, by dynamic programming over where the
-    last bucket begins: the end of the buckets before it is never better if it is later. So it is never slower than
-    without merging. Of plans that are equally fast it has the fewest buckets.
+    The published rule merges a gradient with the previous one if waiting for it costs less than another start-up, and
+    looks only at that neighbour. This function solves the same problem exactly, by dynamic programming over the start
+    of the last bucket: a later end of the buckets before it is never better. The result is never slower than without
+    merging. Among equally fast plans it has the fewest buckets.
 
     Args:
-        ready: when each gradient arrives, in seconds, never decreasing.
-        sizes: bytes of each.
+        ready: arrival time of each gradient in seconds, never decreasing.
+        sizes: bytes of each gradient.
         start: start-up of a collective in seconds.
-        per_byte: seconds a byte.
+        per_byte: seconds per byte.
 
     Raises:
-        UsageError: gradients do not arrive in their order, or there are not as many sizes.
+        UsageError: arrival times decrease, or the number of sizes differs.
     """
     if len(ready) != len(sizes) or any(after < before for before, after in itertools.pairwise(ready)):
         raise UsageError("gradients must arrive in their order, each with its size")
     total = [0.0]
     for size in sizes:
         total.append(total[-1] + size)
-    best: list[tuple[float, int, int]] = [(0.0, 0, 0)]  # until here: the end, buckets, where the last one begins
+    best: list[tuple[float, int, int]] = [(0.0, 0, 0)]  # by gradients: end, number of buckets, start of the last one
     for until in range(1, len(ready) + 1):
         best.append(
             min(

@@ -1,9 +1,9 @@
 """A predicted step as execution traces in Chakra's schema (MLCommons, `et_def.proto`), one file for each rank.
 
-A file is messages behind their lengths: metadata, then a node for each task of the rank. Tasks that compute are
-COMP_NODE with their durations; buckets are COMM_COLL_NODE with the kind and the bytes of the collective, whose time a
-simulator works out. Numbers of fields are those of the published schema. The bytes are written here: no library is
-needed.
+A file is a sequence of length-prefixed messages: metadata, then a node for each task of the rank. Tasks that compute
+are COMP_NODE with their durations; buckets are COMM_COLL_NODE with the kind and the bytes of the collective, whose time
+a simulator computes. Field numbers are those of the published schema. This module encodes the messages without a
+library.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from xsp.version import __version__
 
 SCHEMA = "0.0.4"
 MOST_RANKS = 4_096
-"""Files; more are for nobody."""
+"""Maximum number of ranks, and so of files; more would be of no use."""
 
 COMP_NODE, COMM_COLL_NODE = 4, 7
 _KINDS = {"all-reduce": 0, "all-gather": 2, "reduce-scatter": 7}
-"""`CollectiveCommType`."""
+"""Values of `CollectiveCommType`."""
 
 # fields of Node, GlobalMetadata and AttributeProto
 _ID, _NAME, _TYPE, _DATA_DEPS, _START, _TOOK, _ATTR = 1, 2, 3, 5, 6, 7, 10
@@ -36,15 +36,15 @@ _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
 
 def write(found: Predicted, sizes: Sequence[int], folder: Path) -> int:
-    """Write `rank.N.et` of each rank into a folder, and return how many there are.
+    """Write `rank.N.et` of each rank into a folder, and return the number of files.
 
     Args:
         found: a step, predicted with a task for each layer.
         sizes: bytes of each bucket.
-        folder: made where it is missing.
+        folder: the folder, which is created if it is missing.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: a file cannot be written, or the folder has files of a step on more ranks.
         UsageError: there are too many ranks.
     """
     job = found.job
@@ -71,7 +71,7 @@ def _rank_of(file: Path) -> int:
 
 
 def content(found: Predicted, sizes: Sequence[int], kind: int) -> bytes:
-    """Return the file of the ranks of a class: the last simulated step, its times from the step's begin on."""
+    """Return the file content for the ranks of a class: the last simulated step, with times from its start."""
     schedule = found.schedule
     last = schedule.tasks[-1].step
     mine = [
@@ -90,7 +90,7 @@ def content(found: Predicted, sizes: Sequence[int], kind: int) -> bytes:
 
 
 def _before(tasks: Sequence[Task], place: int, kept: Collection[int]) -> set[int]:
-    """Return the tasks that a task waits for and that are in the file; what is not hands on what it waits for."""
+    """Return the kept tasks that a task waits for; a task that is not kept is replaced by the tasks it waits for."""
     found: set[int] = set()
     pending, seen = list(tasks[place].after), set()
     while pending:
@@ -129,7 +129,7 @@ def _node(number: int, task: Task, start: float, needs: Sequence[int], sizes: Se
 
 
 def _attribute(name: str, value: bool | int | float | str) -> bytes:
-    """Return a named value of its type."""
+    """Return an encoded attribute: its name, and its value in the field of its type."""
     if isinstance(value, bool):
         held = _key(_BOOL, _VARINT) + _varint(value)
     elif isinstance(value, int):
@@ -146,7 +146,7 @@ def _key(field: int, kind: int) -> bytes:
 
 
 def _number(field: int, value: int) -> bytes:
-    """Return a whole number; 0 is what is absent."""
+    """Return an encoded integer; nothing for 0, which is the default of an absent field."""
     return _key(field, _VARINT) + _varint(value) if value else b""
 
 

@@ -1,8 +1,8 @@
-"""What a link costs, and what a collective over it takes: five algorithms by latency, bandwidth, ranks and size.
+"""Cost of links and of collectives over them: five algorithms by latency, bandwidth, number of ranks and size.
 
-Formulas are those of Shi, Chu and Li (MG-WFBP, arXiv 1811.11141), table 1, for N ranks: all-reduce of M bytes takes
-a + b·M, with the latency α of a message, β seconds a byte, and γ seconds a byte for adding. For double trees that table
-has b = β + γ, less than 2 (N - 1)/N β, which each rank has to send (Patarasuk and Yuan, 2009): `auto` takes 2 β + γ.
+Formulas are from Shi, Chu and Li (MG-WFBP, arXiv 1811.11141), table 1, for N ranks: an all-reduce of M bytes takes
+a + b·M, with the latency α of a message, β seconds per byte, and γ seconds per byte for adding. For double trees it
+has b = β + γ, below the 2 (N - 1)/N β that each rank must send (Patarasuk and Yuan, 2009): `auto` uses 2 β + γ.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 10**9
 MOST_PER_BYTE = 1e-3
-"""Seconds a byte that a number without a unit may be: more is a rate whose unit was forgotten."""
+"""Maximum seconds per byte of a number without a unit: a larger one is a rate whose unit was forgotten."""
 
 MOST_SECONDS = 1e6
-"""Of a link's latency, and of a byte."""
+"""Maximum latency of a link, and maximum time of a byte."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What connects the ranks. This is all that a prediction knows of it, whoever measured it."""
+    """A connection between ranks: all that a prediction knows about it, regardless of the source."""
 
     name: str
     alpha: float
     """Latency of a message in seconds."""
 
     beta: float
-    """Seconds a byte, in one direction."""
+    """Seconds per byte, in one direction."""
 
     gamma: float = 0.0
-    """Seconds a byte to add two numbers that arrived; 0 where it is part of `beta`."""
+    """Seconds per byte to add received numbers; 0 if this time is part of `beta`."""
 
     source: str = "as given"
     quoted: bool = False
-    """Whether the figures are a maker's or a library's, and not measured."""
+    """Whether the figures are quoted from a vendor or a library, and not measured."""
 
     measured: Measured | None = None
-    """Curves by collective and number of ranks, which then count instead of formulas."""
+    """Measured curves by collective and number of ranks, which replace the formulas."""
 
     def __post_init__(self) -> None:
-        """Refuse constants that are none."""
+        """Reject constants that are negative, not finite, or too large."""
         for what in ("alpha", "beta", "gamma"):
             if seconds(getattr(self, what), f"{what} of the link {self.name}") > MOST_SECONDS:
                 raise UsageError(f"{what} of the link {self.name} is above {MOST_SECONDS:g} s, which is no link's")
 
     def shared(self, ranks: int) -> Link:
-        """Return the link as each of so many ranks sees it if all of them use it at once."""
+        """Return the link as seen by each of several ranks that all use it at the same time."""
         return replace(self, beta=self.beta * ranks) if ranks > 1 else self
 
     @property
     def about(self) -> str:
-        """Its constants in words, and where they are from."""
+        """The constants of the link in words, and their source."""
         rate = f"{1e-9 / self.beta:.4g} GB/s" if self.beta else "no limit of bandwidth"
         return f"{self.name}: {self.alpha * 1e6:.4g} us, {rate}, {self.source}"
 
 
 _NCCL = "latency of a step from NCCL's tuning.cc, hwLat of ring and Simple"
-"""3.4, 5.7 and 14.0 us over NVLink, PCI and a network in NCCL 2.18 and later; 9.6 over a network before."""
+"""3.4, 5.7 and 14.0 us over NVLink, PCI and a network in NCCL 2.18 and later; 9.6 us over a network in NCCL before."""
 
 
 def _quoted(name: str, alpha_us: float, gb_per_s: float, what: str) -> Link:
@@ -92,7 +92,7 @@ LINKS = {
         _quoted("ethernet-100g", 14.0, 12.5, "line rate"),
     )
 }
-"""Links by name. Rates are of one direction and one device; a program reaches less."""
+"""Links by name. Rates are for one direction of one device; programs reach less."""
 
 _TIME = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(s|ms|us|µs|ns)?", re.IGNORECASE)
 _RATE = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(?:([kmgt]?)(i?)(b)(?:/s|ps|yte/s)|([kmgt])(bit/s))?", re.IGNORECASE)
@@ -107,7 +107,7 @@ def link(text: str) -> Link:
     with `alpha_s`, `beta_s_per_byte`, and optionally `gamma_s_per_byte`, `name`, `source`.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: the text is none of them, or a value is invalid.
     """
     if text.lower() in LINKS:
         return LINKS[text.lower()]
@@ -186,11 +186,11 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-# --- what a collective takes -----------------------------------------------------------------------------------
+# --- cost of a collective --------------------------------------------------------------------------------------
 
 
 class Algorithm(str, enum.Enum):
-    """How an all-reduce is done."""
+    """Algorithms of an all-reduce."""
 
     BINARY_TREE = "binary-tree"
     RECURSIVE_DOUBLING = "recursive-doubling"
@@ -204,21 +204,21 @@ class Algorithm(str, enum.Enum):
 
 
 class Cost(NamedTuple):
-    """Of a collective: start-up in seconds, and seconds a byte."""
+    """Cost of a collective: seconds of start-up, and seconds per byte."""
 
     start: float
     per_byte: float
 
     def of(self, size: float) -> float:
-        """Return seconds for so many bytes."""
+        """Return the seconds for a number of bytes."""
         return self.start + self.per_byte * size
 
 
 def all_reduce(algorithm: Algorithm, over: Link, ranks: int) -> Cost:
-    """Return what an all-reduce costs; nothing for one rank.
+    """Return the cost of an all-reduce; zero for one rank.
 
     Raises:
-        UsageError: there are no ranks, too many, or it is `auto`, which depends on the size (`fastest`).
+        UsageError: there are no ranks or too many, or the algorithm is `auto`, which depends on the size.
     """
     _check(ranks)
     alpha, beta, gamma = over.alpha, over.beta, over.gamma
@@ -241,10 +241,10 @@ def all_reduce(algorithm: Algorithm, over: Link, ranks: int) -> Cost:
 
 
 def all_reduce_seconds(algorithm: Algorithm, over: Link, ranks: int, size: float) -> float:
-    """Return what an all-reduce of so many bytes takes.
+    """Return the seconds of an all-reduce of `size` bytes.
 
-    `auto` is the faster of ring and double tree, those that NCCL chooses from on any link. Each rank sends all bytes
-    up its two trees and down again, so the tree's bytes cost 2 β there, whatever the published formula says.
+    `auto` is the faster of ring and double tree, the algorithms that NCCL chooses from on any link. Each rank sends all
+    bytes up its two trees and down again, so `auto` uses 2 β per byte for the tree instead of the published formula.
     """
     if over.measured is not None:
         return over.measured.seconds("all_reduce", over, ranks, size)
@@ -256,7 +256,7 @@ def all_reduce_seconds(algorithm: Algorithm, over: Link, ranks: int, size: float
 
 
 def gather_seconds(over: Link, ranks: int, size: float) -> float:
-    """Return what an all-gather takes whose output has so many bytes, on a ring."""
+    """Return the seconds of an all-gather on a ring whose output has `size` bytes."""
     _check(ranks)
     if over.measured is not None:
         return over.measured.seconds("all_gather", over, ranks, size)
@@ -264,7 +264,7 @@ def gather_seconds(over: Link, ranks: int, size: float) -> float:
 
 
 def scatter_seconds(over: Link, ranks: int, size: float) -> float:
-    """Return what a reduce-scatter takes whose input has so many bytes, on a ring."""
+    """Return the seconds of a reduce-scatter on a ring whose input has `size` bytes."""
     _check(ranks)
     if over.measured is not None:
         return over.measured.seconds("reduce_scatter", over, ranks, size)

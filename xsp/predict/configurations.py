@@ -1,7 +1,7 @@
 """Recorded configurations and their times: from a table (CSV, JSON, Parquet) or from runs.
 
-A row is one configuration: batch size, ranks, layers, …, and the seconds of its step. A row without a time, or without
-a value that is asked for, is left out, and counted.
+A row is one configuration: batch size, ranks, layers, …, and the seconds of its step. Rows without a time, or without
+a value of a requested factor, are left out and counted.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MOST_BYTES = 64 << 20
 MOST_ROWS = 100_000
 MOST_COLUMNS = 256
 MOST_LEVELS = 40
-"""Of a category; more are no category but names."""
+"""Maximum number of values of a category; a column with more of them holds names."""
 
 MOST_FACTORS = 16
 
 UNITS = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _UNIT = re.compile(r"(?:^|[^a-z0-9])(seconds|s|ms|us|ns)$", re.IGNORECASE)
 _TIMES = ("step_s", "seconds", "time_s", "step_ms", "ms", "time_ms", "step_us", "us", "step_ns", "ns")
-"""Names of the column of times, where none is stated; the first that is there."""
+"""Default names of the column of times, of which the first present one is used."""
 
 _MISSING = {"", "nan", "null", "none", "na", "n/a", "-"}
 
@@ -50,31 +50,31 @@ class Factor:
 
     name: str
     levels: tuple[str, ...] = ()
-    """Of a category, the most frequent first; none of a number."""
+    """Values of a category, the most frequent first; empty for a number."""
 
     reference: float = 1.0
-    """Of a number: the median, which powers are taken relative to."""
+    """Median of a number; powers are relative to it."""
 
     low: float = 0.0
     high: float = 0.0
 
     @property
     def numeric(self) -> bool:
-        """Whether it is a number, and no category."""
+        """Whether the factor is a number and not a category."""
         return not self.levels
 
 
 @dataclass(frozen=True)
 class Configurations:
-    """Rows that are complete."""
+    """The complete rows of a table."""
 
     factors: tuple[Factor, ...]
     values: Mapping[str, NDArray[Any]]
-    """By factor: numbers above 0, or texts."""
+    """Columns by factor: numbers above 0, or texts."""
 
     seconds: Floats
     groups: NDArray[np.int64]
-    """Rows of one group are never apart: what is held out is held out with its repetitions."""
+    """Group of each row. Rows of one group are held out together, so that no repetition of a row stays behind."""
 
     notes: tuple[str, ...] = ()
 
@@ -86,7 +86,7 @@ class Configurations:
         return next(each for each in self.factors if each.name == name)
 
     def take(self, places: NDArray[Any]) -> Configurations:
-        """Return some of the rows; what is known of the factors stays."""
+        """Return some of the rows; levels and ranges of the factors stay those of the whole table."""
         values = {name: column[places] for name, column in self.values.items()}
         return Configurations(self.factors, values, self.seconds[places], self.groups[places], self.notes)
 
@@ -107,7 +107,7 @@ def of_rows(
         unit: unit of the times: s, ms, us or ns.
         factors: columns on which the time may depend; default: all others with more than one value.
         categories: columns whose numbers are categories.
-        group: columns whose rows of equal values are held out together; default: rows with equal factors.
+        group: columns that define groups: rows with equal values are held out together; default: the factors.
 
     Raises:
         UsageError: no row is complete, or a column has values of the wrong type.
@@ -175,7 +175,7 @@ def _there_are(columns: Iterable[str]) -> str:
 
 
 def _time(columns: Sequence[str], time: str | None, unit: str | None) -> tuple[str, float]:
-    """Return the column of times, and what one of it is in seconds."""
+    """Return the column of times, and its unit in seconds."""
     if time is None:
         time = next((name for name in _TIMES if name in columns), None)
         if time is None:
@@ -198,7 +198,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number, or None; what is written as one is one, `inf` is none."""
+    """Return a finite number, which may be given as text; None for `inf`, booleans and other values."""
     if isinstance(value, bool) or _is_missing(value) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -211,7 +211,7 @@ def _number(value: Any) -> float | None:
 def _chosen(
     rows: Sequence[Row], columns: Sequence[str], time: str, group: Sequence[str], categories: Sequence[str]
 ) -> list[str]:
-    """Return the columns that have more than one value and are neither times nor names of single rows."""
+    """Return the columns with more than one value that are neither times nor names of single rows."""
     found = []
     for name in columns:
         if name == time or name in group or _UNIT.search(name):
@@ -225,10 +225,10 @@ def _chosen(
 
 
 def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
-    """Return whether a column is texts.
+    """Return whether a column is a category.
 
     Raises:
-        UsageError: it is neither texts nor numbers.
+        UsageError: the column holds neither only texts nor only numbers.
     """
     values = [row.get(name) for row in rows if not _is_missing(row.get(name))]
     odd = next((each for each in values if not isinstance(each, (int, float, str, bool))), None)
@@ -247,7 +247,7 @@ def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
 
 
 def _factor(name: str, given: list[Any], is_text: bool, values: dict[str, NDArray[Any]]) -> Factor:
-    """Return what is known of a column, and put its values."""
+    """Return the factor of a column, and add its array to `values`."""
     if is_text:
         texts = [str(each).strip() for each in given]
         counted = Counter(texts)
@@ -318,10 +318,10 @@ def _of_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
 
 
 def _check_names(path: Path, names: Sequence[str], delimiter: str) -> None:
-    """Refuse names that another character separates, and two that are equal.
+    """Check that no other character separates the names and that they are unique.
 
     Raises:
-        UsageError: they are such.
+        UsageError: another character separates them, or two are equal.
     """
     other = next(
         (each for each in (";", "\t", ",", "|") if each != delimiter and len(names) == 1 and each in names[0]), ""
@@ -367,7 +367,7 @@ def _of_parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def _of_sql(value: Any) -> Any:
-    """Return decimals of a table engine as numbers."""
+    """Return a value, with decimals converted to float."""
     from decimal import Decimal
 
     return float(value) if isinstance(value, Decimal) else value

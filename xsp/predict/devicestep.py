@@ -1,8 +1,8 @@
-"""The step of a trace of a device: each gap belongs to the work after it, and communication is left out.
+"""The step in a device trace: each gap is counted with the work after it, and exposed communication is left out.
 
-A device works through a step in order. So the time from the end of the work before to the end of a kernel is what the
-step takes for that kernel, whether it ran or waited for its launch; but for the time in which a collective ran with
-nothing beside it, which is what another number of ranks changes.
+A device works through a step in order. So the time from the end of the previous work to the end of a kernel is the time
+that the step spends on that kernel, whether the kernel ran or waited for its launch. Time in which only a collective
+ran is excluded, because it changes with the number of ranks.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from xsp.store.trace import Trace
 from xsp.store.views import FULL_NAME
 
 END_NS = 1 << 62
-"""After everything."""
+"""A time after the end of any trace, and an index after any layer."""
 
 PIECES = 20
-"""Of a backward pass whose modules and collectives are not known."""
+"""Number of pieces of a backward pass whose modules and collectives are unknown."""
 
 
 class OnDevice(NamedTuple):
-    """What a device did in a step; durations are seconds."""
+    """The work of a device in a step; durations are seconds."""
 
     layers: tuple[Layer, ...]
     update: float
     copy: float
     exposed: float
-    """Sums of gradients with nothing beside them, which are in none of the others."""
+    """Reductions of gradients with no work beside them, which no other field includes."""
 
     others: float
-    """Other collectives with nothing beside them."""
+    """Other collectives with no work beside them."""
 
     step: float
-    """From the first work to the end of the last, over the number of steps."""
+    """All work, gaps and exposed communication, divided by the number of steps."""
 
     plan: Buckets | None
     lasted: tuple[float, ...]
-    """The collective of each bucket of the plan, from its first moment on the device to its last; empty without one."""
+    """Duration of the collective of each bucket of the plan on the device; empty without a plan."""
 
     lanes: Mapping[str, Lane]
     told: list[str]
@@ -56,7 +56,7 @@ class OnDevice(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A kernel or a copy, with the gap before it."""
+    """A kernel or a copy; `took` is its seconds with the gap before it."""
 
     step: int | None
     phase: str
@@ -67,7 +67,7 @@ class _Work(NamedTuple):
 
 
 def group(trace: Trace) -> int | None:
-    """Return the largest number of ranks that a collective of the trace has; None if none tells."""
+    """Return the largest group size of the collectives in a trace; None if no collective reports one."""
     if why_none(trace) is not None:
         return None
     prepare(trace)
@@ -76,10 +76,10 @@ def group(trace: Trace) -> int | None:
 
 
 def slow_rank(trace: Trace) -> str | None:
-    """Return a sentence on the rank that the others wait for; None where there is none, or one rank alone.
+    """Return a sentence on the rank that the others wait for; None if there is no such rank, or only one rank.
 
-    It comes last to most collectives by more than the clocks are uncertain; how much slower it is, is the time of its
-    device's own work over that of the median rank.
+    That rank comes last to most collectives, by more than the uncertainty of the clocks. Its slowdown is the time of
+    the work on its device, without communication, over that of the median of the other ranks.
     """
     if why_none(trace) is not None:
         return None
@@ -111,7 +111,7 @@ def of(trace: Trace) -> OnDevice:
     """Return the mean of the recorded steps on the lowest device of the trace's rank.
 
     Raises:
-        AnalysisError: nothing of it is known to be of a backward pass.
+        AnalysisError: no device work is known to belong to a backward pass.
     """
     prepare(trace)
     rows, devices = _rows(trace)
@@ -151,7 +151,7 @@ def of(trace: Trace) -> OnDevice:
 
 
 def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
-    """Return the work of the lowest device in the order of time, and how many devices the rank has."""
+    """Return the work of the lowest device by start time, and the number of devices of the rank."""
     relation = trace.sql(
         f"""
         WITH mine AS (
@@ -180,10 +180,10 @@ def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
 
 
 def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, Lane], float, float, float]:
-    """Return what each piece of work takes of its step, when work of the first step ran, and what is of none.
+    """Return the work with its times, the lanes of the first step, and three times in seconds that belong to no work.
 
-    The latter are communication with nothing beside it, sums and others, and gaps before copies: the host had no batch
-    yet.
+    These are exposed sums of gradients, other exposed collectives, and gaps before copies, in which the host had no
+    batch yet.
     """
     work: list[_Work] = []
     drawn: dict[str, list[tuple[float, float]]] = {}
@@ -209,19 +209,19 @@ def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, L
             sent.append(_Sending(start, end, row["sums"]))
             continue
         gap = max(0, start - until)
-        ended = [each for each in sent if each.end_ns <= start + SKEW_NS]  # work waits for none that still runs
+        ended = [each for each in sent if each.end_ns <= start + SKEW_NS]  # work did not wait for one that still runs
         exposed = _exposed(ended, until, start, alone) if gap else 0
         idle += gap - exposed if phase == "copy" else 0
         took = max(0, end - max(start, until)) + (0 if phase == "copy" else gap - exposed)
         work.append(_Work(row["step"], phase, row["layer"], row["place"], end, took / 1e9))
         until = max(until, end)
         sent = [each for each in sent if each.end_ns > until]
-    _exposed(sent, until, END_NS, alone)  # those after the last work: nothing comes that waited for them
+    _exposed(sent, until, END_NS, alone)  # collectives after the last work: no later work waits for them
     return work, {name: tuple(those) for name, those in drawn.items()}, alone[0] / 1e9, alone[1] / 1e9, idle / 1e9
 
 
 class _Sending(NamedTuple):
-    """A collective that runs, and whether it sums gradients."""
+    """A running collective, and whether it sums gradients."""
 
     start_ns: int
     end_ns: int
@@ -229,7 +229,7 @@ class _Sending(NamedTuple):
 
 
 def _exposed(sent: Sequence[_Sending], start: int, end: int, alone: list[int]) -> int:
-    """Return how much of a stretch collectives cover, and add it to that of sums and that of others alone."""
+    """Return the nanoseconds of an interval that collectives cover; add them to `alone`, as [sums, others]."""
     both = _covered([each[:2] for each in sent], start, end)
     sums = _covered([each[:2] for each in sent if each.sums], start, end)
     alone[0] += sums
@@ -238,7 +238,7 @@ def _exposed(sent: Sequence[_Sending], start: int, end: int, alone: list[int]) -
 
 
 def _phase(row: Mapping[str, Any], first: int | None, last: int | None) -> str:
-    """Return the part of the step that work is of; what has no phase is placed by the backward pass."""
+    """Return the part of the step that work belongs to; without a phase, its start relative to backward decides."""
     if row["copies"]:
         return "copy"
     if row["phase"] == "backward":
@@ -251,7 +251,7 @@ def _phase(row: Mapping[str, Any], first: int | None, last: int | None) -> str:
 
 
 def _covered(intervals: Sequence[tuple[int, int]], start: int, end: int) -> int:
-    """Return how much of a stretch is covered by intervals that are ordered by their start."""
+    """Return the length of an interval that other intervals, ordered by their start, cover."""
     covered, until = 0, start
     for begin, stop in intervals:
         begin, stop = max(begin, until), min(stop, end)
@@ -261,7 +261,7 @@ def _covered(intervals: Sequence[tuple[int, int]], start: int, end: int) -> int:
 
 
 class _Sent(NamedTuple):
-    """A collective of gradients: the step it is of, when it began and how long it lasted, its bytes."""
+    """A collective of gradients: its step, start, duration and bytes."""
 
     step: int | None
     start_ns: int
@@ -270,9 +270,9 @@ class _Sent(NamedTuple):
 
 
 def _reductions(trace: Trace, rows: Sequence[dict[str, Any]]) -> tuple[list[_Sent], str]:
-    """Return the collectives that reduce, in the order of time, and the others in words, whose rows it marks.
+    """Return the collectives that reduce, by start time, and the others in words; set `sums` in the rows of all.
 
-    The former are empty if the size of one is not known.
+    The list is empty if the size of one of its collectives is unknown.
     """
     if why_none(trace) is not None:
         return [], ""
@@ -300,9 +300,9 @@ _SUMS = ("all_reduce", "reduce_scatter")
 def _layers(
     work: Sequence[_Work], sent: Sequence[_Sent], steps: int, unknown: list[str]
 ) -> tuple[tuple[Layer, ...], Buckets | None, tuple[float, ...]]:
-    """Return the layers of the step: cut where gradients were sent, else by module, else in pieces.
+    """Return the layers of the step: cut where gradients were sent, else by module, else in equal pieces.
 
-    With the former come the buckets, and the seconds that the collective of each lasted.
+    In the first case the buckets and the seconds of each bucket's collective are returned too.
     """
     forward = sum(each.took for each in work if each.phase == "forward") / steps
     backward = [each for each in work if each.phase == "backward"]
@@ -324,10 +324,10 @@ def _layers(
 def _cut(
     forward: float, backward: Sequence[_Work], sent: Sequence[_Sent], steps: int, unknown: list[str]
 ) -> tuple[tuple[Layer, ...], Buckets, tuple[float, ...]] | None:
-    """Return a layer for each collective of gradients: what the backward pass did since the one before.
+    """Return a layer for each collective of gradients: the work of the backward pass since the previous collective.
 
-    Of the steps those count that sent what most of them did: in its first one PyTorch has other buckets. Where no half
-    of them sent the same, collectives may be missing, which is added to what is unknown.
+    Only the steps with the most frequent buckets are used, since in its first step PyTorch has other buckets. If at
+    most half of the steps have the same, collectives may be missing, which is added to `unknown`.
     """
     took: dict[tuple[int, ...], list[list[float]]] = {}
     lasted: dict[tuple[int, ...], list[list[int]]] = {}
@@ -365,10 +365,9 @@ def _cut(
 
 
 def _by_module(work: Sequence[_Work], steps: int) -> tuple[Layer, ...]:
-    """Return the modules' calls, with the backward pass in the order of the device; what is of none is one more call.
+    """Return the calls of modules, with the backward pass in device order; work outside modules is one more call.
 
-    Times are means of the steps. The order is that of the step with most modules, of one that it lacks the first step
-    that has it.
+    Times are means over the steps. Each module is placed as in the step with the most modules among those that have it.
     """
     forward: dict[tuple[int, str], float] = {}
     backward: dict[Any, dict[tuple[int, str], list[tuple[float, float]]]] = {}

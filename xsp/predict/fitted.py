@@ -1,4 +1,4 @@
-"""A fit as a file: the table, what each factor is for, and the parameters, so that it need not be made anew."""
+"""A fit as a file: the table, the role of each factor, and the parameters, so that it need not be fitted again."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from xsp.version import __version__
 
 VERSION = 1
 NAME = "xsp-fit.json"
-"""Where a fit is kept unless told otherwise."""
+"""Default name of the file of a fit."""
 
 MOST_BYTES = 256 << 20
 
 
 def write(found: Judged, place: Path) -> None:
-    """Keep a fit; one that is there is replaced.
+    """Write a fit to a file; an existing fit is replaced.
 
     Raises:
-        OutputError: something else is there, or it cannot be written.
+        OutputError: the file exists and is not a fit, or it cannot be written.
     """
     try:
         if place.exists() and not _is_one(place):
@@ -82,10 +82,10 @@ def _content(found: Judged) -> dict[str, Any]:
 
 
 def read(place: Path) -> Judged:
-    """Return a fit.
+    """Return the fit of a file.
 
     Raises:
-        UsageError: it is not there, or is none.
+        UsageError: the file does not exist, cannot be read, or is not a fit.
     """
     try:
         if place.stat().st_size > MOST_BYTES:

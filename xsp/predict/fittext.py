@@ -1,4 +1,4 @@
-"""Fits, their predictions and what to record next, as text that fits a terminal and as plain values."""
+"""Fits, their predictions and the configurations to record next, as text for a terminal and as plain values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from xsp.predict.text import columns, listed, wrapped
 from xsp.scrub import plain
 
 ACROSS = 3
-"""Factors beside each other, so that a line fits a terminal."""
+"""Number of factors side by side, so that a line fits a terminal."""
 
 FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C, the product's own form; squared relative error is made least"
 
 
 def page(found: Judged) -> str:
-    """Return what was fitted, how it and the baselines do on held-out configurations, and what is not told."""
+    """Return the fits, the errors of all models on held-out configurations, and what the data do not determine."""
     table = found.table
     kinds = f"{len(table):,} rows, {found.groups:,} groups of configurations"
     lines = wrapped(f"{kinds}; each error is of groups held out, {len(table):,} rows in all", "  ")
@@ -47,7 +47,7 @@ def _without(found: Judged) -> list[str]:
 
 
 def verdict(found: Judged) -> str:
-    """Return which model is offered, and why."""
+    """Return a text on which model is offered, and why."""
     own = next((each for each in found.errors if each.model == GENERIC), None)
     if own is None:
         return (
@@ -75,7 +75,7 @@ def _percent(share: float) -> str:
 
 
 def _beyond(found: Sequence[Beyond]) -> list[str]:
-    """Return a row for each model and a column for each factor, as many beside each other as fit."""
+    """Return tables with a row for each model and a column for each factor, as many side by side as fit."""
     names = [GENERIC, *sorted({error.model for each in found for error in each.errors} - {GENERIC})]
     those = [{error.model: _percent(error.mean) for error in each.errors} for each in found]
     heads = [f"{plain(each.factor)[:16]} ≥ {each.value:.4g} ({each.rows})" for each in found]
@@ -88,7 +88,7 @@ def _beyond(found: Sequence[Beyond]) -> list[str]:
 
 
 def _own(found: Judged, value: str | None) -> Configurations:
-    """Return the rows that a fit is of."""
+    """Return the rows on which a fit was made."""
     if value is None or found.split.each is None:
         return found.table
     return found.table.take((found.table.values[found.split.each] == value).nonzero()[0])
@@ -136,7 +136,7 @@ def _exponent(value: float | None) -> str:
 
 
 def _not_told(found: Judged, value: str | None, fit: Fit) -> list[str]:
-    """Return what the data cannot tell."""
+    """Return texts on parameters and combinations of parameters that the data do not determine."""
     table = _own(found, value)
     said = [
         f"{plain(each.name)}: {each.why_not}"
@@ -206,13 +206,13 @@ def points(found: Judged, those: Sequence[Point]) -> str:
 
 
 def _text(configuration: Mapping[str, float | str]) -> str:
-    """Return a configuration as it is asked for."""
+    """Return a configuration in the form of the command line: NAME=VALUE …"""
     values = {name: plain(each) if isinstance(each, str) else f"{each:.6g}" for name, each in configuration.items()}
     return " ".join(f"{plain(name)}={value}" for name, value in values.items())
 
 
 def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines whose last column is a text; it goes on in further lines below itself."""
+    """Return lines whose last column is text, which wraps within its column."""
     tables = columns((*head[:-1], ""), [(*row[:-1], "") for row in rows])
     wide = max(map(len, tables)) + 2
     lines = [f"{tables[0]:{wide}}{head[-1]}"]
@@ -227,7 +227,7 @@ def _hung(start: str, text: str) -> list[str]:
 
 
 def points_json(found: Judged, those: Sequence[Point]) -> dict[str, Any]:
-    """Return the same as plain values."""
+    """Return predicted configurations as plain values; durations are in seconds."""
     return {
         "xsp_predict_at": 1,
         "model": found.offered,
@@ -240,7 +240,7 @@ def points_json(found: Judged, those: Sequence[Point]) -> dict[str, Any]:
 
 
 def following(found: Judged, those: Sequence[Next], point: Mapping[str, float | str] | None) -> str:
-    """Return which configurations to record next."""
+    """Return a table of the configurations to record next."""
     if not those:
         return "Every combination of the recorded values is recorded: record other values, larger ones first."
     rows = [
@@ -257,7 +257,7 @@ def following(found: Judged, those: Sequence[Next], point: Mapping[str, float | 
 
 
 def following_json(found: Judged, those: Sequence[Next]) -> dict[str, Any]:
-    """Return the same as plain values; durations are in seconds, doubts are shares."""
+    """Return the configurations to record next as plain values; durations are in seconds, doubts are shares."""
     return {
         "xsp_predict_next": 1,
         "model": found.offered,

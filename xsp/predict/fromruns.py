@@ -1,4 +1,4 @@
-"""Runs as a table of configurations: what each run was given, and what its step took."""
+"""Runs as a table of configurations: the options of each run, and the time of its step."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from xsp.store.iterations import iterations
 MOST_RUNS = 5_000
 _OF_XSP = {"out", "repeats", "levels", "overwrite", "seed", "budget", "quiet", "steps", "step", "warmup", "device",
            "overhead"}  # fmt: skip
-"""Options that say how a run is recorded, and nothing of what it computes."""
+"""Options that control how a run is recorded, not what it computes."""
 
 _OF_LAUNCHERS = re.compile(
     r"n(proc|odes|node|um)[-_].*|nnodes|(node|machine)[-_]rank|(master|main)[-_].*|rdzv[-_].*|standalone|module|"
     r"run[-_]path|log[-_]dir|max[-_]restarts|start[-_]method"
 )
-"""Those that say how ranks are started; how many there are is a factor of its own."""
+"""Options that control how ranks are started; the number of ranks is a separate factor."""
 
 GIVEN, NOT_GIVEN = "yes", "no"
-"""The value of an option without one, and of one that other runs were given."""
+"""The value of an option without a value, and of such an option in runs that do not have it."""
 
 
 def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Return the rows of tables and runs, and what was left out.
+    """Return the rows of tables and runs, and texts on the runs that were left out.
 
-    Of a run: `model`, `batch`, `ranks`, `threads`, `cpu`, `device` and each option `--name value` of its program, with
-    `step_s`. An option without a value is "yes", and "no" of the runs that have it not.
+    The row of a run has `model`, `batch`, `ranks`, `threads`, `cpu`, `device`, each option `--name value` of its
+    program, and `step_s`. An option without a value is "yes", and "no" in runs without it.
 
     Raises:
-        UsageError: nothing can be read, or there is too much.
+        UsageError: nothing can be read, or there are too many runs or rows.
     """
     found: list[dict[str, Any]] = []
     of_runs: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]
 
 
 def _runs(place: Path) -> Iterable[Path]:
-    """Return the runs that a directory is or holds."""
+    """Return the runs of a directory, which is a run itself or contains runs."""
     if (place / "run.json").is_file():
         return load.parts(place)
     inside = sorted(each for each in place.iterdir() if (each / "run.json").is_file())
@@ -79,10 +79,10 @@ def _runs(place: Path) -> Iterable[Path]:
 
 
 def row(place: Path) -> dict[str, Any]:
-    """Return what a run was given, and what its step took.
+    """Return the configuration of a run, and the time of its step.
 
     Raises:
-        XspError: it cannot be read, or nothing tells how long a step is.
+        XspError: the run cannot be read, or it does not have the time of a step.
     """
     run = rundir.read_job(place)
     trace = load.load(place)
@@ -102,7 +102,7 @@ def row(place: Path) -> dict[str, Any]:
 
 
 def _options(run: Run) -> dict[str, str]:
-    """Return the options `--name value` that a program was given."""
+    """Return the options `--name value` of a program's command line."""
     words = list(run.typed or run.command)
     found: dict[str, str] = {}
     for word, after in zip(words, [*words[1:], "--"], strict=True):

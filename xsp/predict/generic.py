@@ -1,15 +1,15 @@
-"""The generic model of a step's time, in the spirit of Kavarakuntla's (arXiv 2305.11665), whose own text is not public.
+"""The generic model of step time, after the idea of Kavarakuntla (arXiv 2305.11665), whose full text is not public.
 
     t = (Σ a_i · (I_i / r_i) ^ p_i) · (Π (E_j / r_j) ^ q_j) + C
 
-I are intrinsic factors, what is computed; E are extrinsic ones, how much of it and on what; r is the median of a
-factor, so that each a is seconds at the reference. A category has a coefficient for each of its values among the
-intrinsic factors, and a multiplier for each among the extrinsic ones, of which that of the most frequent value is 1.
-All a and C are at least 0. Without intrinsic factors the sum is one coefficient.
+I are intrinsic factors, what is computed; E are extrinsic factors, how much is computed and on what; r is the median of
+a factor, so that each a is seconds at the reference. An intrinsic category has a coefficient for each of its values. An
+extrinsic category has a multiplier for each of its values, which is 1 for the most frequent value. All a and C are at
+least 0. Without intrinsic factors the sum is one coefficient.
 
-The squared relative error is made least, with a penalty on the exponents (L1 or L2, or none, by cross-validation). For
+The fit minimizes squared relative error, with a penalty on the exponents (L1, L2 or none, by cross-validation). For
 given exponents the best a and C are a problem of non-negative least squares, so that only exponents are searched:
-by differential evolution, then by Gauss and Newton's method of variable projection (Kaufman's form).
+by differential evolution, then by the Gauss–Newton method with variable projection (Kaufman's form).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from xsp.errors import UsageError
 from xsp.predict.configurations import Configurations, Factor, Floats
 
 BOUND = 3.0
-"""Exponents, and logarithms of the multipliers of categories, lie between its negative and itself."""
+"""Maximum magnitude of exponents, and of the logarithms of the multipliers of categories."""
 
 MOST_SEARCHED = 2_000
-"""Of more rows, so many are drawn."""
+"""Maximum number of rows of a search; of a larger table this many rows are drawn."""
 
 MOST_SHAPES = 24
-"""Exponents and multipliers that are searched for at once."""
+"""Maximum number of exponents and multipliers of a search."""
 
 
 class Penalty(NamedTuple):
-    """What exponents cost, to be added to the mean squared relative error."""
+    """A penalty on exponents, added to the mean squared relative error."""
 
     kind: str  # none, l1, l2
     strength: float = 0.0
@@ -46,7 +46,7 @@ PENALTIES = (Penalty("none"), *(Penalty(kind, each) for kind in ("l2", "l1") for
 
 @dataclass(frozen=True)
 class Form:
-    """Which factors are where, and what of them could not be used."""
+    """Intrinsic and extrinsic factors, and texts on the factors that could not be used."""
 
     intrinsic: tuple[Factor, ...]
     extrinsic: tuple[Factor, ...]
@@ -54,7 +54,7 @@ class Form:
 
     @property
     def shapes(self) -> tuple[str, ...]:
-        """What is searched for: exponents and multipliers, by name."""
+        """Names of the parameters that are searched for: exponents and multipliers."""
         return (
             *(f"exponent of {each.name}" for each in self.intrinsic if each.numeric),
             *(f"exponent of {each.name}" for each in self.extrinsic if each.numeric),
@@ -63,7 +63,7 @@ class Form:
 
     @property
     def coefficients(self) -> tuple[str, ...]:
-        """What is solved for, by name; the last one is C where there is one."""
+        """Names of the parameters that are solved for; the last one is C if the form has a constant."""
         named = (
             *(each.name for each in self.intrinsic if each.numeric),
             *(f"{each.name}={level}" for each in self.intrinsic for level in each.levels),
@@ -73,20 +73,20 @@ class Form:
 
     @property
     def has_constant(self) -> bool:
-        """Whether C can be told from the coefficients of the sum."""
+        """Whether C can be distinguished from the coefficients of the sum."""
         return bool(self.extrinsic) or not any(each.levels for each in self.intrinsic)
 
     @property
     def numbers(self) -> int:
-        """Parameters in all."""
+        """Number of parameters."""
         return len(self.shapes) + len(self.coefficients)
 
 
 def form(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequence[str]) -> Form:
-    """Return the form over some factors, without those that the table cannot tell.
+    """Return the form over some factors, without factors whose effect the table does not determine.
 
     Raises:
-        UsageError: a factor is on both sides, none is left, or there are too many.
+        UsageError: a factor is both intrinsic and extrinsic, no factor is left, or there are too many parameters.
     """
     both = set(intrinsic) & set(extrinsic)
     if both:
@@ -116,23 +116,23 @@ def form(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequence[st
 
 
 def _columns_of(factor: Factor, values: NDArray[Any]) -> list[Floats]:
-    """Return a factor as logarithms relative to the reference, or as ones where a category has a value."""
+    """Return the columns of a factor: logarithms relative to the reference, or indicators of a category's values."""
     if factor.numeric:
         return [np.log(values.astype(float) / factor.reference)]
     return [(values == level).astype(float) for level in factor.levels[1:]]
 
 
 class Design(NamedTuple):
-    """Configurations as the form sees them."""
+    """Configurations as the columns of a form."""
 
     powers: Floats
     """Logarithms of the intrinsic numbers, by row and factor."""
 
     levels: Floats
-    """Of intrinsic categories, ones; or a column of ones, where there is nothing to add up."""
+    """Indicators of the values of intrinsic categories; a column of ones without intrinsic factors."""
 
     scales: Floats
-    """Logarithms of extrinsic numbers, and ones of the categories."""
+    """Logarithms of extrinsic numbers, and indicators of the values of extrinsic categories."""
 
     constant: bool
 
@@ -141,7 +141,7 @@ class Design(NamedTuple):
         return Design(self.powers[places], self.levels[places], self.scales[places], self.constant)
 
     def columns(self, shapes: Floats) -> Floats:
-        """Return what the coefficients multiply, for given exponents."""
+        """Return the columns that the coefficients multiply, for given exponents."""
         count = self.powers.shape[1]
         within = np.exp(np.clip(self.powers * shapes[:count], -200, 200))
         scale = np.exp(np.clip(self.scales @ shapes[count:], -200, 200))
@@ -150,7 +150,7 @@ class Design(NamedTuple):
 
 
 def design(made: Form, values: Mapping[str, NDArray[Any]]) -> Design:
-    """Return configurations as a form sees them."""
+    """Return configurations as the columns of a form."""
     count = len(next(iter(values.values())))
 
     def stacked(columns: Sequence[Floats]) -> Floats:
@@ -176,14 +176,14 @@ class Fit:
     coefficients: Floats
     penalty: Penalty
     bootstrap: tuple[tuple[Floats, Floats], ...] = ()
-    """The parameters of fits to resampled groups."""
+    """Parameters of the fits to resampled groups."""
 
     def predict(self, values: Mapping[str, NDArray[Any]]) -> Floats:
-        """Return seconds."""
+        """Return the predicted seconds of each configuration."""
         return self._at(design(self.form, values), self.shapes, self.coefficients)
 
     def spread(self, values: Mapping[str, NDArray[Any]]) -> Floats:
-        """Return seconds by resampled fit and configuration."""
+        """Return predicted seconds by resampled fit and configuration."""
         those = design(self.form, values)
         return np.array([self._at(those, *each) for each in self.bootstrap]).reshape(len(self.bootstrap), -1)
 
@@ -196,10 +196,10 @@ def fit(table: Configurations, made: Form, seed: int = 0, penalties: Sequence[Pe
     """Return the form with the parameters that fit a table best.
 
     Args:
-        table: with at least as many different configurations as the form has parameters, and one more.
+        table: rows with more distinct configurations than the form has parameters.
         made: the form.
-        seed: of the search.
-        penalties: of which cross-validation chooses one; the search itself runs without.
+        seed: seed of the search.
+        penalties: penalties from which cross-validation chooses; the search itself runs without a penalty.
 
     Raises:
         UsageError: there are too few configurations, or SciPy is missing.
@@ -214,10 +214,10 @@ def fit(table: Configurations, made: Form, seed: int = 0, penalties: Sequence[Pe
 
 
 def needed(table: Configurations, made: Form) -> None:
-    """Refuse a table that has no more configurations than the form has parameters.
+    """Check that a table has more distinct configurations than the form has parameters.
 
     Raises:
-        UsageError: so many more are needed.
+        UsageError: it has too few; the message has the number of missing ones.
     """
     columns = [table.values[each.name].tolist() for each in (*made.intrinsic, *made.extrinsic)]
     different = len(set(zip(*columns, strict=True)))
@@ -229,7 +229,7 @@ def needed(table: Configurations, made: Form) -> None:
 
 
 def drawn(table: Configurations, seed: int) -> Configurations:
-    """Return a table, or as many of its rows as a search can bear."""
+    """Return a table, or `MOST_SEARCHED` random rows of a larger one."""
     if len(table) <= MOST_SEARCHED:
         return table
     places = np.random.default_rng(seed).choice(len(table), MOST_SEARCHED, replace=False)
@@ -237,7 +237,7 @@ def drawn(table: Configurations, seed: int) -> Configurations:
 
 
 def with_bootstrap(found: Fit, table: Configurations, count: int, seed: int) -> Fit:
-    """Return a fit with those to tables in which groups were drawn anew, each refined from it."""
+    """Return a fit with `count` bootstrap fits to tables of resampled groups, each refined from the fit."""
     table = drawn(table, seed)
     those = design(found.form, table.values)
     chance = np.random.default_rng(seed)
@@ -249,7 +249,7 @@ def with_bootstrap(found: Fit, table: Configurations, count: int, seed: int) -> 
 
 
 def resampled(groups: NDArray[np.int64], chance: np.random.Generator) -> NDArray[np.int64]:
-    """Return places of rows: groups drawn with replacement, as many as there are."""
+    """Return the indices of the rows of as many groups as there are, drawn with replacement."""
     order = np.argsort(groups, kind="stable")
     names, starts = np.unique(groups[order], return_index=True)
     parts = np.split(order, starts[1:])
@@ -263,7 +263,7 @@ def _scipy() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return SciPy's differential evolution and non-negative least squares.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: SciPy is not installed.
     """
     try:
         from scipy.optimize import differential_evolution, nnls
@@ -273,13 +273,13 @@ def _scipy() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _solved(those: Design, seconds: Floats, shapes: Floats, nnls: Callable[..., Any]) -> tuple[Floats, Floats, float]:
-    """Return coefficients of at least 0, the columns relative to the times, and the sum of squared relative errors."""
+    """Return non-negative coefficients, the columns relative to the times, and the sum of squared relative errors."""
     columns = those.columns(shapes) / seconds[:, None]
     norms = np.sqrt((columns * columns).sum(axis=0))
     norms[(norms == 0) | ~np.isfinite(norms)] = 1.0
     try:
         found, apart = nnls(columns / norms, np.ones(len(seconds)))
-    except (RuntimeError, ValueError):  # no solution in its iterations, or numbers past all bounds
+    except (RuntimeError, ValueError):  # iteration limit reached, or values that are not finite
         return np.zeros(columns.shape[1]), columns, float(len(seconds))
     return found / norms, columns, float(apart) ** 2
 
@@ -298,7 +298,7 @@ def _searched(those: Design, seconds: Floats, seed: int) -> Floats:
 
 
 def _refined(those: Design, seconds: Floats, start: Floats, penalty: Penalty) -> tuple[Floats, Floats]:
-    """Return exponents and coefficients: from a start, by damped steps until they no longer help."""
+    """Return exponents and coefficients, improved from a start by damped steps until the error stops decreasing."""
     _, nnls = _scipy()
     shapes, damping = start.copy(), 1e-3
     coefficients, columns, loss = _solved(those, seconds, shapes, nnls)
@@ -328,7 +328,7 @@ def _refined(those: Design, seconds: Floats, start: Floats, penalty: Penalty) ->
 
 
 def _filled(those: Design, shapes: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
-    """Return parameters in which a value of a category that no row has counts as the others do."""
+    """Return parameters in which a category value without rows has multiplier 1, or the mean of the coefficients."""
     shapes = shapes.copy()
     inside = those.powers.shape[1]
     shapes[inside:][~those.scales.any(axis=0)] = 0.0
@@ -349,7 +349,7 @@ def _cost(shapes: Floats, penalty: Penalty, rows: int) -> float:
 def _linear(
     those: Design, seconds: Floats, coefficients: Floats, columns: Floats, shapes: Floats, penalty: Penalty
 ) -> tuple[Floats, Floats]:
-    """Return slopes and errors where the coefficients follow the exponents; the penalty is rows of its own."""
+    """Return the Jacobian and the errors, with the coefficients projected out; the penalty adds rows to both."""
     inside = those.powers.shape[1]
     terms = columns * coefficients
     scaled = terms[:, : terms.shape[1] - those.constant].sum(axis=1)
@@ -369,10 +369,10 @@ def _linear(
 
 
 def _chosen(those: Design, table: Configurations, start: Floats, penalties: Sequence[Penalty], seed: int) -> Penalty:
-    """Return the penalty with the least error on groups held out.
+    """Return the penalty with the smallest error on held-out groups.
 
-    The first one stays unless another is better by more than the standard error of the difference: a penalty draws the
-    exponents away from what the data say.
+    The first penalty is kept unless another one is better by more than the standard error of the difference, since a
+    penalty pulls exponents away from the values that fit the data.
     """
     if len(penalties) == 1 or not len(start):
         return penalties[0]
@@ -393,7 +393,7 @@ def _chosen(those: Design, table: Configurations, start: Floats, penalties: Sequ
 
 
 def folds(groups: NDArray[np.int64], count: int, seed: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Return places inside and outside of each part: groups whole, no more parts than groups."""
+    """Return the row indices inside and outside of each fold; groups stay whole, each fold has at least one."""
     names = np.unique(groups)
     order = np.random.default_rng(seed).permutation(names)
     part = {name: place % min(count, len(names)) for place, name in enumerate(order)}

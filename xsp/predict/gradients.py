@@ -1,4 +1,4 @@
-"""The bytes of gradients of a run's layers: of the parameters of their modules that take one, or as somebody states."""
+"""Gradient bytes of a run's layers: from the trainable parameters of their modules, or as stated by the user."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class OfModules(NamedTuple):
 
     layers: tuple[Layer, ...]
     told: str
-    """Where they are from."""
+    """The source of the gradients."""
 
     frozen: int
-    """Bytes of parameters that take none."""
+    """Bytes of parameters without a gradient."""
 
 
 def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfModules | None:
-    """Return the layers with the bytes of their own gradients; None if nothing tells any.
+    """Return the layers with the bytes of their own gradients; None if the trace has none.
 
-    A module that is called several times has its gradient when the backward pass of its first call has ended.
+    The gradient of a module that is called several times is ready when the backward pass of its first call has ended.
 
     Args:
-        trace: of the step.
-        layers: in the order of execution, by the full names of modules.
-        unknown: what the trace does not tell, to which this is added.
+        trace: trace of the step.
+        layers: layers in the order of execution, by the full names of modules.
+        unknown: list of texts on what the trace lacks, which is extended.
     """
     idle, bytes_of_idle = _without_backward(trace)
     rows = _modules(trace, idle)
@@ -42,7 +42,7 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
     if excess > 0:
         tied = next((row[0] for row in reversed(rows) if int(row[1]) == excess), None)
         if tied is not None:
-            own[tied] = 0  # it shares them with a module before it, in whose backward pass they arrive
+            own[tied] = 0  # an earlier module shares them; they arrive in its backward pass
         else:
             unknown.append(f"{excess:,} bytes of parameters that modules share count twice")
     if not any(own.values()):
@@ -76,19 +76,19 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
 
 
 _MODEL = f"coalesce(json_extract_string({{0}}.attributes, '$.{ROOT}'), '')"
-"""Which of the program's models a module is of; empty for the first one."""
+"""The model of the program that a module belongs to; empty for the first model."""
 
 
 def _modules(trace: Trace, idle: Sequence[str]) -> list[tuple[Any, ...]]:
     """Return a row for each module that was called, in the order of their first calls.
 
     Args:
-        trace: of the step.
-        idle: models that are left out, as `_without_backward` names them.
+        trace: trace of the step.
+        idle: models that are left out, by their names from `_without_backward`.
 
     Returns:
-        The full name; the bytes of its own parameters that take a gradient; those of all inside it and of all its
-        parameters, for outermost modules only; whether frozen parameters are known; and the place of the first call.
+        The full name; bytes of the module's own trainable parameters; for outermost modules only, bytes of all
+        trainable and of all parameters inside; whether frozen parameters are known; and the index of the first call.
     """
     return trace.sql(
         f"""
@@ -116,9 +116,9 @@ def _modules(trace: Trace, idle: Sequence[str]) -> list[tuple[Any, ...]]:
 
 
 def _without_backward(trace: Trace) -> tuple[list[str], int]:
-    """Return the models of which no operator ran backward, and the bytes of their parameters; none if none is known to.
+    """Return the models without backward operators, and the bytes of their parameters; none if no model has any.
 
-    DistributedDataParallel around each model sums up the gradients of those that took part in the backward pass.
+    With DistributedDataParallel around each model, only models with a backward pass reduce gradients.
     """
     rows = trace.sql(
         f"""
@@ -134,7 +134,7 @@ def _without_backward(trace: Trace) -> tuple[list[str], int]:
 
 
 def spread(layers: Sequence[Layer], stated: int) -> tuple[Layer, ...]:
-    """Return the layers with as many bytes of gradients in all, in proportion to their backward passes."""
+    """Return the layers with the stated bytes of gradients, divided in proportion to the time of backward passes."""
     whole = sum(each.backward for each in layers)
     return tuple(
         replace(each, gradients=(round(stated * (each.backward / whole if whole else 1 / len(layers))),))

@@ -1,4 +1,4 @@
-"""The step of a run on the host: its phases, shared out among calls of modules in the order in which they ran."""
+"""The step of a run on the host: its phases, divided among the calls of modules in the order of execution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xsp.store.trace import Trace
 from xsp.store.views import FULL_NAME, LAYERS, NS
 
 Lane = tuple[tuple[float, float], ...]
-"""When something ran in the recorded step, in seconds from its beginning."""
+"""Intervals of activity in a step, in seconds from its start."""
 
 
 class Call(NamedTuple):
@@ -22,26 +22,26 @@ class Call(NamedTuple):
 
     name: str
     forward: float
-    """Seconds that it takes itself."""
+    """Seconds of the module itself, without modules inside it."""
 
     stretches: Sequence[tuple[float, float]]
-    """Of the backward pass, those that no other call interrupts, in order: the place of each in time, and seconds."""
+    """Stretches of its backward pass that no other call interrupts, by time: the position and the seconds of each."""
 
 
 def in_order(calls: Sequence[Call]) -> list[Layer]:
-    """Return layers whose backward pass is in the order in which it was recorded.
+    """Return layers whose backward pass, from the last layer to the first, has the recorded order.
 
-    A call that others interrupt there (what a module does around those within it) is several layers; the one that ends
-    last has its forward pass, and comes first.
+    A call that other calls interrupt in the backward pass (work of a module around the modules inside it) becomes
+    several layers. Of these, the one whose backward pass ends last comes first and has the forward pass.
 
     Args:
-        calls: in the order of execution, of one batch.
+        calls: calls of one batch in the order of execution.
     """
     placed: list[tuple[float, int, Layer]] = []
     place = min((at for call in calls for at, _ in call.stretches), default=0.0)
     for number in range(len(calls) - 1, -1, -1):
         call = calls[number]
-        *before, last = call.stretches or [(place, 0.0)]  # without backward work it goes with the call behind it
+        *before, last = call.stretches or [(place, 0.0)]  # without backward work: next to the call after it
         place = last[0]
         placed.append((-place, number, Layer(call.name, call.forward, last[1])))
         placed += [(-at, number, Layer(call.name, 0.0, took)) for at, took in before]
@@ -49,17 +49,17 @@ def in_order(calls: Sequence[Call]) -> list[Layer]:
 
 
 class OnHost(NamedTuple):
-    """What the host does in a step; durations are seconds."""
+    """The work of the host in a step; durations are seconds."""
 
     layers: tuple[Layer, ...]
     update: float
     other: float
     data: float
     exposed: float
-    """Collectives of the backward pass with nothing beside them, which are in none of the others."""
+    """Collectives of the backward pass with no operator beside them, which no other field includes."""
 
     batches: int
-    """Of one update."""
+    """Number of batches per update."""
 
     lanes: Mapping[str, Lane]
     told: list[str]
@@ -67,10 +67,10 @@ class OnHost(NamedTuple):
 
 
 def of(trace: Trace, answers: Answers) -> OnHost:
-    """Return what the host does in a step, by its phases.
+    """Return the work of the host in a step, from its phases.
 
     Raises:
-        AnalysisError: it has no forward and backward pass.
+        AnalysisError: the step has no forward pass or no backward pass.
     """
     told: list[str] = []
     unknown: list[str] = []
@@ -112,11 +112,11 @@ def of(trace: Trace, answers: Answers) -> OnHost:
 
 
 def _layers(trace: Trace) -> list[dict[str, Any]]:
-    """Return the calls of modules in the order of execution: name, own time, and that of their backward operators.
+    """Return the calls of modules in the order of execution: name, own time, and time of their backward operators.
 
-    `stretches` are the uninterrupted stretches of a call in the backward pass: the place of each among those of all
-    calls, in the order of time, and its nanoseconds. What a module does itself has one before, between and behind those
-    of the modules within it.
+    `stretches` are the uninterrupted stretches of a call in the backward pass: the position of each among the stretches
+    of all calls, by time, and its nanoseconds. The own work of a module has stretches before, between and after those
+    of the modules inside it.
     """
     relation = trace.sql(
         f"""
@@ -144,14 +144,14 @@ def _layers(trace: Trace) -> list[dict[str, Any]]:
 def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float, batches: int) -> tuple[Layer, ...]:
     """Return the layers, batch by batch, with the backward pass of each batch as recorded (`in_order`).
 
-    Without recorded operators modules that call no others share the backward pass, since nothing tells when the others
-    do their part of it.
+    Without recorded operators the backward pass is divided among modules that call no others, because the time at which
+    the others do their part is unknown.
 
     Args:
-        rows: calls of `_layers`.
-        forward: seconds of the forward pass for a nanosecond of a module itself.
+        rows: calls from `_layers`.
+        forward: seconds of the forward pass per nanosecond of a module's own time.
         backward: seconds of all backward passes.
-        batches: passes that the calls are of; in equal parts, else they are taken as one.
+        batches: number of batches, with equally many calls each; if the calls do not divide equally, one is assumed.
     """
     known = sum(row["backward_ns"] or 0 for row in rows)
     if not known:
@@ -178,7 +178,7 @@ def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float
 
 
 def batches(trace: Trace) -> int:
-    """Return how many batches an update has: each with a call of the model and a backward pass of its own."""
+    """Return the number of batches per update, each of which has a call of the model and a backward pass."""
     rows = trace.sql(
         f"""
         SELECT count(*) FILTER (kind = '{Kind.BACKWARD}'), count(*) FILTER (kind = '{Kind.OPTIMIZER}'),
@@ -218,7 +218,7 @@ def _union(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _both(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return where both of two unions are."""
+    """Return the intersection of two unions of intervals."""
     marks = sorted(
         [(at, step) for start, end in (*one, *other) for at, step in ((start, 1), (end, -1))],
         key=lambda mark: (mark[0], mark[1]),
@@ -237,7 +237,7 @@ def _length(intervals: Sequence[tuple[int, int]]) -> int:
 
 
 def _lanes(trace: Trace) -> dict[str, Lane]:
-    """Return when the phases of the merged step ran as recorded, with the cost of profiling in them."""
+    """Return the intervals of the phases of the merged step as recorded, including the cost of profiling."""
     names = {str(Kind.FORWARD): "forward", str(Kind.BACKWARD): "backward", str(Kind.OPTIMIZER): "update",
              str(Kind.DATA): "input"}  # fmt: skip
     rows = trace.sql(

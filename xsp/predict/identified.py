@@ -1,4 +1,4 @@
-"""What the data tell of a fit's parameters: intervals, exponents of no meaning, pairs that trade off, the condition."""
+"""How well data determine a fit's parameters: intervals, meaningless exponents, pairs that trade off, the condition."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from xsp.predict.configurations import Configurations
 from xsp.predict.generic import Fit
 
 TIED = 0.95
-"""From this correlation of two parameters on, over the resampled fits, only their combination is told."""
+"""Minimum correlation of two parameters over the resampled fits for only their combination to be determined."""
 
 WIDE = 1.0
-"""An exponent whose interval is wider is not told by the data."""
+"""Maximum width of the interval of an exponent that the data determine."""
 
 
 class Parameter(NamedTuple):
-    """A parameter with its 95 % interval; None without resampled fits."""
+    """A parameter with its 95 % interval, which is None without resampled fits."""
 
     name: str
     value: float
     low: float | None
     high: float | None
     why_not: str | None
-    """Why the data do not tell it; None if they do."""
+    """Why the data do not determine the parameter; None if they do."""
 
 
 def parameters(found: Fit, rows: int) -> list[Parameter]:
-    """Return exponents, logarithms of multipliers and coefficients; what the data cannot tell is said of each.
+    """Return exponents, logarithms of multipliers and coefficients, with the reason if data do not determine a shape.
 
-    Percentiles of resampled fits are too narrow, as each fits its parameters: they are widened by √(n/(n−k)).
+    Percentiles of resampled fits are too narrow, because each fit has k parameters: they are widened by √(n/(n−k)).
     """
     values = np.concatenate([found.shapes, found.coefficients])
     names = (*found.form.shapes, *found.form.coefficients)
@@ -51,7 +51,7 @@ def parameters(found: Fit, rows: int) -> list[Parameter]:
 
 
 def _why_not(found: Fit, place: int, value: float, low: float, high: float) -> str | None:
-    """Return why the data do not tell an exponent."""
+    """Return why the data do not determine an exponent or multiplier; None if they do."""
     if place < sum(1 for each in found.form.intrinsic if each.numeric) and found.coefficients[place] == 0:
         return "its term is 0, so any exponent fits"
     if abs(value) > generic.BOUND - 1e-3:
@@ -60,7 +60,7 @@ def _why_not(found: Fit, place: int, value: float, low: float, high: float) -> s
 
 
 def ties(found: Fit) -> list[tuple[str, str, float]]:
-    """Return parameters of which only a combination is told, with the correlation of each two."""
+    """Return pairs of parameters of which only a combination is determined, with their correlation."""
     if len(found.bootstrap) < 20:
         return []
     made = np.array([np.concatenate(each) for each in found.bootstrap])
@@ -77,8 +77,8 @@ def ties(found: Fit) -> list[tuple[str, str, float]]:
 
 
 def condition(found: Fit, table: Configurations) -> float:
-    """Return the condition number of the fit: how many times better the best told combination of parameters is told
-    than the worst, in relative units of the coefficients; infinite where one is not told at all.
+    """Return the condition number of the fit: how many times better the data determine the best combination of
+    parameters than the worst, in relative units of the coefficients; infinite if one is not determined at all.
     """
     table = generic.drawn(table, 0)
     those = generic.design(found.form, table.values)

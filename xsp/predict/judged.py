@@ -1,7 +1,7 @@
-"""The generic model beside its baselines on configurations held out, and what is offered of them.
+"""Comparison of the generic model with baselines on held-out configurations, and the choice of the offered model.
 
-Whole groups are held out, never single rows. The model is offered only where its error is the least; else the better
-baseline is. Beyond the data, in the largest value of each number, all are judged by themselves.
+Whole groups are held out, never single rows. The generic model is offered only if its error is the smallest; otherwise
+the best baseline is. Errors beyond the data, in the largest values of each number, are reported separately.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ FOLDS = 5
 LEAST_GROUPS = 3
 RESAMPLES = 200
 FOREST_RESAMPLES = 40
-"""A forest takes longer than any other model, and is a mean of resampled trees already."""
+"""Number of resampled forests: a forest takes longer than any other model, and already averages resampled trees."""
 
 
 class Split(NamedTuple):
-    """Factors by what they are for."""
+    """Factors by role."""
 
     intrinsic: tuple[str, ...]
     extrinsic: tuple[str, ...]
     each: str | None = None
-    """A category of which each value has a model of its own."""
+    """A category whose values each have a separate model."""
 
 
 class Error(NamedTuple):
-    """How far predictions are from configurations that were held out; shares of the measured time."""
+    """Errors of predictions for held-out configurations, as shares of the measured time."""
 
     model: str
     mean: float
@@ -48,11 +48,11 @@ class Error(NamedTuple):
 
 
 class Beyond(NamedTuple):
-    """The largest values of a factor held out."""
+    """Errors where the largest values of a factor are held out."""
 
     factor: str
     value: float
-    """The smallest of them."""
+    """The smallest held-out value."""
 
     rows: int
     errors: tuple[Error, ...]
@@ -67,24 +67,24 @@ class Judged:
     seed: int
     fits: Mapping[str | None, Fit]
     errors: tuple[Error, ...]
-    """The least first."""
+    """Errors of all models, the smallest mean first."""
 
     residuals: Floats
-    """Logarithms of measured over predicted time, of the offered model on configurations held out."""
+    """Logarithms of measured over predicted time, of the offered model on held-out configurations."""
 
     groups: int
     beyond: tuple[Beyond, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Baselines that the table does not have, with the reason of each."""
+    """Baselines that cannot be trained on the table, with the reason for each."""
 
     @property
     def offered(self) -> str:
-        """Return the model with the least error on configurations held out."""
+        """Return the model with the smallest mean error on held-out configurations."""
         return self.errors[0].model
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """What the table cannot tell, of all fits."""
+        """Texts of all fits on factors that could not be used."""
         return tuple(
             dict.fromkeys(
                 text if value is None else f"{self.split.each}={value}: {text}"
@@ -95,10 +95,10 @@ class Judged:
 
 
 def split_of(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequence[str], each: str | None) -> Split:
-    """Return the role of each factor: intrinsic, extrinsic or category; factors that are not named multiply.
+    """Return the role of each factor: intrinsic, extrinsic, or separate models; factors that are not named multiply.
 
     Raises:
-        UsageError: a name is not a category, or occurs twice.
+        UsageError: `each` is not a category, or is also named as a factor.
     """
     if each is not None:
         if table.factor(each).numeric:
@@ -140,7 +140,7 @@ def judge(
 
 
 def parts(table: Configurations, split: Split) -> list[tuple[str | None, Configurations, Form]]:
-    """Return the tables that have a model of their own, with its form."""
+    """Return the tables with separate models, each with its value of the category and its form."""
     if split.each is None:
         return [(None, table, generic.form(table, split.intrinsic, split.extrinsic))]
     found: list[tuple[str | None, Configurations, Form]] = []
@@ -156,7 +156,7 @@ def parts(table: Configurations, split: Split) -> list[tuple[str | None, Configu
 
 
 def trained_on(table: Configurations, split: Split, seed: int) -> dict[str, Trained]:
-    """Return all models, trained on some rows; the generic one is missing where they are too few for it."""
+    """Return all models, trained on some rows; without the generic model if it needs more rows."""
     made: dict[str, Trained] = {}
     try:
         fits = {value: generic.fit(part, form, seed) for value, part, form in parts(table, split)}
@@ -171,7 +171,7 @@ def trained_on(table: Configurations, split: Split, seed: int) -> dict[str, Trai
 
 
 def baseline(name: str, table: Configurations, split: Split) -> Trained:
-    """Return a baseline, of each value by itself where the model is."""
+    """Return a trained baseline, separate for each value of the category that has separate models."""
     factors = [table.factor(each) for each in (*split.intrinsic, *split.extrinsic)]
     train = baselines.BASELINES[name]
     if split.each is None:
@@ -184,7 +184,7 @@ def baseline(name: str, table: Configurations, split: Split) -> Trained:
 
 
 def by_each(name: str | None, models: Mapping[Any, Trained]) -> Trained:
-    """Return one model out of those of each value; NaN where there is none for a value."""
+    """Return one model that uses the model of each value; it returns NaN for values without a model."""
     if name is None:
         return models[None]
 
@@ -200,7 +200,7 @@ def by_each(name: str | None, models: Mapping[Any, Trained]) -> Trained:
 
 
 def _errors(predicted: Mapping[str, Floats], seconds: Floats) -> tuple[Error, ...]:
-    """Return the errors of the models that have a figure for all rows, the least mean first."""
+    """Return the errors of the models with a finite prediction for all rows, the smallest mean first."""
     found = []
     for name, those in predicted.items():
         if len(those) == len(seconds) and np.isfinite(those).all():
@@ -210,7 +210,7 @@ def _errors(predicted: Mapping[str, Floats], seconds: Floats) -> tuple[Error, ..
 
 
 def _beyond(table: Configurations, split: Split, seed: int) -> list[Beyond]:
-    """Return the errors in the largest values of each number, a seventh of the rows, learned from the smaller ones."""
+    """Return the errors in the largest values of each number, a seventh of the rows, after training on the others."""
     found = []
     for name in (*split.intrinsic, *split.extrinsic):
         factor = table.factor(name)
@@ -240,7 +240,7 @@ class Point(NamedTuple):
     low: float
     high: float
     outside: tuple[str, ...]
-    """How it lies outside of what was recorded."""
+    """Texts on how it lies outside the recorded configurations."""
 
 
 def predict(judged: Judged, asked: Sequence[Mapping[str, float | str]]) -> list[Point]:
@@ -270,7 +270,7 @@ def offered(judged: Judged) -> Trained:
 
 
 def spread(judged: Judged, values: Values) -> Floats:
-    """Return seconds by resampled fit of the offered model, and configuration."""
+    """Return predicted seconds by resampled fit of the offered model (rows) and configuration (columns)."""
     count = min(len(fit.bootstrap) for fit in judged.fits.values())
     if judged.offered == GENERIC:
         models: list[Callable[[Values], Floats]] = [
@@ -286,7 +286,7 @@ def spread(judged: Judged, values: Values) -> Floats:
             for _ in range(count)
         ]
     found = np.array([model(values) for model in models])
-    if not np.isfinite(found).all():  # a value that no resampled table had
+    if not np.isfinite(found).all():  # a resampled table lacked a value of the category
         found = np.where(np.isfinite(found), found, np.nanmean(found, axis=0))
     return found
 
@@ -300,7 +300,7 @@ def asked_values(judged: Judged, asked: Sequence[Mapping[str, float | str]]) -> 
     """Return configurations as columns.
 
     Raises:
-        UsageError: as `predict`.
+        UsageError: a factor is missing or unknown, or a category has a value that was not recorded.
     """
     factors = judged.table.factors
     for each in asked:
@@ -326,7 +326,7 @@ def _check(factor: Factor, value: float | str) -> None:
 
 
 def outside(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]:
-    """Return how a configuration lies outside of what was recorded: of a range, or of all combinations."""
+    """Return texts on how a configuration lies outside the recorded ones: outside a range, or all combinations."""
     found = []
     for factor in judged.table.factors:
         value = asked[factor.name]
@@ -340,7 +340,7 @@ def outside(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]
 
 
 def _not_between(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]:
-    """Return whether a configuration is no mixture of recorded ones, by logarithms, of those with its categories."""
+    """Return a text if a configuration is no mixture, in logarithms, of recorded ones with the same categories."""
     table = judged.table
     texts = [each.name for each in table.factors if not each.numeric]
     alike = np.ones(len(table), dtype=bool)

@@ -1,8 +1,8 @@
-"""The link that ranks on this machine have, from the table of timings: `xsp bench collectives` measured it.
+"""The link between ranks on this machine, from the table of timings that `xsp bench collectives` measured.
 
-Collectives take what their curves say for exactly as many ranks. Ranks on shared cores compute more slowly, copy
-gradients into buckets and out of them, and lose cores to collectives that run beside; each of these was timed too, and
-is part of the link. Other numbers of ranks are refused: on other machines they would have other cores and a network.
+Collectives take the time of their curves for exactly that number of ranks. Ranks on shared cores compute more slowly,
+copy gradients into buckets and out of them, and lose cores to concurrent collectives; each of these was timed too, and
+is part of the link. Other numbers of ranks raise an error: on other machines they would have other cores and a network.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ NAME = "measured"
 
 @dataclass(frozen=True)
 class Sharing:
-    """What ranks on the same cores take from each other."""
+    """Slowdown of ranks that share cores."""
 
     computing: float
-    """How much longer products take if all ranks do some."""
+    """Time of matrix products if all ranks compute at once, relative to one rank."""
 
     copying: float
-    """The same of copies of memory."""
+    """Time of memory copies if all ranks copy at once, relative to one rank."""
 
     copy_per_byte: float
-    """Seconds that a rank takes to copy a byte while the others copy too."""
+    """Seconds of a rank per copied byte while the other ranks copy too."""
 
     lost: float
-    """What each second of computing beside a collective costs both of them, in seconds; 0 to 1.
+    """Seconds that each second of computing beside a collective costs both of them; 0 to 1.
 
-    By itself one takes C and the other R; together they take max(C, R) + lost · min(C, R): 0 if neither disturbs the
-    other, 1 if they run one after the other.
+    Alone, computing takes C and the collective R; together they take max(C, R) + lost · min(C, R): 0 if neither
+    disturbs the other, 1 if they run one after the other.
     """
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Curves of collectives, and what ranks take from each other, by the number of ranks."""
+    """Curves of collectives, and the slowdown of ranks that share cores, by number of ranks."""
 
     shapes: Mapping[tuple[str, int], Shape]
     sharing: Mapping[int, Sharing]
     alpha: float
     beta: float
-    """As the link had them when it was measured: another link's over these scale what curves say."""
+    """Latency and seconds per byte of the measured link: the ratio of another link's to these scales the curves."""
 
     cores: int | None = None
     threads: int = 1
-    """Of each rank, as the run had them."""
+    """Threads of each rank in the run."""
 
     timed_threads: int = 1
-    """Of each rank when the curves were timed."""
+    """Threads of each rank when the curves were timed."""
 
     other_cpu: str | None = None
-    """The processor of the run, if it is not that of this machine."""
+    """The processor of the run, if it differs from that of this machine."""
 
     def seconds(self, what: str, over: Link, ranks: int, size: float) -> float:
-        """Return what a collective takes.
+        """Return the seconds of a collective of `size` bytes.
 
         Raises:
-            UsageError: it was not timed with so many ranks.
+            UsageError: the collective was not timed with this number of ranks.
         """
         if ranks == 1:
             return 0.0
@@ -84,19 +84,19 @@ class Measured:
         return max(0.0, piece.start.value * latency + piece.per_byte.value * size * rate)
 
     def at(self, ranks: int) -> Sharing:
-        """Return what so many ranks take from each other; nothing for one rank, or what was not timed."""
+        """Return the slowdown of a number of ranks; none for one rank, or if it was not timed."""
         return self.sharing.get(ranks, ALONE) if ranks > 1 else ALONE
 
     def tells(self, what: str, ranks: int) -> bool:
-        """Return whether a collective was timed with so many ranks, of which one needs none."""
+        """Return whether a collective was timed with a number of ranks; always true for one rank."""
         return ranks == 1 or (what, ranks) in self.shapes
 
     def crowded(self, ranks: int) -> bool:
-        """Return whether so many ranks have more threads than there are cores."""
+        """Return whether a number of ranks has more threads than there are cores."""
         return bool(self.cores) and ranks * self.threads > (self.cores or 0)
 
     def notes(self, ranks: Sequence[int], largest: float) -> list[str]:
-        """Return what is to be known of it for some numbers of ranks, and the largest bucket in bytes."""
+        """Return notes on the link for some numbers of ranks and the bytes of the largest bucket."""
         found = ["The link is this machine, and loopback is no network; on several machines it would be another one."]
         if self.other_cpu is not None:
             found.append(
@@ -132,7 +132,7 @@ class Measured:
 
 
 ALONE = Sharing(1.0, 1.0, 0.0, 0.0)
-"""A rank that shares its cores with none."""
+"""A rank that shares its cores with no other rank."""
 
 
 def _threads(count: int) -> str:
@@ -140,12 +140,12 @@ def _threads(count: int) -> str:
 
 
 def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> Link:
-    """Return the link that the table has of this machine.
+    """Return the link of this machine from the table of timings.
 
     Args:
-        timings: with collectives.
-        threads: of each rank; one unless told otherwise. If none was timed with so many, curves are those of ranks
-            with one, and ranks compute at least as much more slowly as their threads have too few cores.
+        timings: timings with collectives.
+        threads: threads of each rank; default: one. If no all-reduce was timed with this number, the curves are those
+            of ranks with one thread, and ranks slow down at least by the ratio of their threads to the cores.
         cpu: the processor of the run, if known.
 
     Raises:
@@ -177,14 +177,14 @@ def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> 
 
 
 READS = ("read-cold", "read-direct", "read-cached")
-"""Families of storage that may tell what a batch takes from the disk, the first that was timed; the last is memory."""
+"""Storage families for the time to read a batch, of which the first timed one is used; the last one is memory."""
 
 
 def reading(timings: Timings, size: int) -> tuple[float, str]:
-    """Return the seconds that a batch of so many bytes takes from this machine's storage, and what tells it.
+    """Return the seconds to read a batch of `size` bytes from this machine's storage, and the source in words.
 
     Raises:
-        UsageError: no reading was timed here.
+        UsageError: no reading was timed on this machine.
     """
     found = [each for each in transfers.curves(each for each in timings if each.runtime == transfers.TRANSFERS)
              if each.family.name in READS and each.shape is not None]  # fmt: skip
@@ -205,7 +205,7 @@ def reading(timings: Timings, size: int) -> tuple[float, str]:
 
 
 def _sharing(found: Sequence[Curve], ranks: int, threads: int, least: float) -> Sharing | None:
-    """Return what ranks take from each other; computing and copying take at least so many times as long as alone."""
+    """Return the slowdown of ranks, with factors of at least `least` for computing and copying; None if not timed."""
     computing = transfers.together(found, "together-product", ranks, threads)
     copying = transfers.together(found, "together-copy", ranks, threads)
     if computing is None or copying is None:

@@ -1,8 +1,8 @@
-"""Which configurations to record next: those that take most of the doubt out of predictions, for what they cost.
+"""Which configurations to record next: those that reduce the uncertainty of predictions most for their cost.
 
-Resampled fits disagree about a configuration; what they disagree about together, one measurement tells. The expected
-reduction of the variance of all candidates' predicted logarithms (or of that of one point that is asked for), divided
-by what a measurement costs, chooses the first; the rest is computed as if it had been measured, and chooses the next.
+Resampled fits disagree about configurations; where they disagree in a correlated way, one measurement settles several.
+The first choice maximizes the expected reduction of the variance of predicted logarithms (of all candidates, or of one
+requested point) divided by the cost of the measurement. The next choice assumes that the previous ones were measured.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Next(NamedTuple):
     configuration: Mapping[str, float | str]
     predicted: float
     doubt: float
-    """By so much, as a share, resampled fits differ there (one standard deviation), before anything is recorded."""
+    """Standard deviation of the resampled fits there, as a share, before anything is recorded."""
 
     cost: float
     left: float
-    """The share of the doubt that is expected to be left once this and those before it are recorded."""
+    """The share of doubt that is expected to be left once this configuration and those before it are recorded."""
 
 
 def choose(
@@ -46,14 +46,14 @@ def choose(
     """Return configurations to record, the best first.
 
     Args:
-        judged: what was recorded.
-        count: how many.
-        point: the configuration whose prediction matters; else all candidates alike.
-        steps: of one recording.
-        start: seconds that each costs besides.
+        judged: the recorded table with its fitted models.
+        count: number of configurations.
+        point: the configuration whose prediction matters; default: all candidates equally.
+        steps: number of steps of one recording.
+        start: seconds that each recording costs besides its steps.
 
     Raises:
-        UsageError: the point is none.
+        UsageError: the point lacks a factor, or has an unknown factor or value.
     """
     wanted = None if point is None else judging.asked_values(judged, [point])
     asked = candidates(judged)
@@ -83,14 +83,14 @@ def choose(
 
 
 def _apart(spread: Floats) -> Floats:
-    """Return logarithms by configuration and resampled fit, apart from their mean."""
+    """Return the deviation of logarithms from their mean, by configuration (rows) and resampled fit (columns)."""
     logs = np.log(np.maximum(spread, 1e-300)).T
     found: Floats = logs - logs.mean(axis=1, keepdims=True)
     return found
 
 
 def _told(apart: Floats, row: Floats, noise: float) -> Floats:
-    """Return deviations whose covariance is that after a measurement of one row with a noise: a square-root update."""
+    """Return deviations with the covariance after a noisy measurement of one row, by a square-root update."""
     square = float(row @ row)
     if not square:
         return apart
@@ -101,7 +101,7 @@ def _told(apart: Floats, row: Floats, noise: float) -> Floats:
 
 
 def candidates(judged: Judged) -> list[dict[str, float | str]]:
-    """Return combinations of recorded values that were not recorded, some of them where there are many."""
+    """Return combinations of recorded values that were not recorded, at most `MOST_CANDIDATES` random ones."""
     factors = judged.table.factors
     choices = [_choices(judged, each) for each in factors]
     recorded = set(zip(*(judged.table.values[each.name].tolist() for each in factors), strict=True))
@@ -121,7 +121,7 @@ def candidates(judged: Judged) -> list[dict[str, float | str]]:
 
 
 def _choices(judged: Judged, factor: Factor) -> list[float | str]:
-    """Return the values that a factor may have; of many, eight over their range."""
+    """Return the candidate values of a factor; at most eight over the range of a number."""
     if not factor.numeric:
         return list(factor.levels)
     found = np.unique(judged.table.values[factor.name])

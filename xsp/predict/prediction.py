@@ -1,4 +1,4 @@
-"""What a step takes on N ranks, what it waits for, and which constant is worth most."""
+"""Time of a step on N ranks, its parts and waits, and the gain of improving each constant."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from xsp.predict.schedule import Cause, Schedule
 from xsp.predict.training import ALL, NO_LINK, Input, Job, Slow, Straggler, Work
 
 STEPS = (8, 32, 128)
-"""So many are simulated, more if the first ones have not come to repeat themselves."""
+"""Numbers of simulated steps, the next one if the steps have not become periodic."""
 
 EXPOSED = "exposed communication"
 WAITING = "waiting for another rank"
 PARTS = (*(str(each) for each in Cause if each is not Cause.COMMUNICATION), EXPOSED, WAITING)
-"""Of a step as a rank sees it; they add up to it."""
+"""Parts of a step as seen by a rank; they add up to the step."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Predicted:
     job: Job
     step: float
     parts: Mapping[str, float]
-    """The step as the mean rank sees it, by `PARTS`."""
+    """The step as seen by the mean rank, by `PARTS`."""
 
     path: Mapping[str, float]
-    """The step along its critical path: by cause, and by `WAITING` what a slower rank takes longer than the others."""
+    """The step along its critical path, by cause."""
 
     communication: float
     """All collectives of a step, hidden or not; 0 on one rank."""
@@ -40,24 +40,24 @@ class Predicted:
     on one rank, without gradients, and if parameters are sharded."""
 
     steady: bool
-    """Whether steps came to repeat themselves; else the figures are means over the later ones."""
+    """Whether steps became periodic; if not, the figures are means over the later half."""
 
     schedule: Schedule
-    """Of the last simulated steps."""
+    """Schedule of the last simulated steps."""
 
     @property
     def bound_by(self) -> str:
-        """What most of the critical path is: computation, input, copy, communication, a slower rank."""
+        """The largest part of the critical path: computation, input, copy or communication."""
         found: dict[str, float] = defaultdict(float)
         for cause, took in self.path.items():
-            if cause == Cause.SERVING:  # what collectives cost the cores
+            if cause == Cause.SERVING:  # time that collectives take from the cores
                 cause = str(Cause.COMMUNICATION)
             found["computation" if cause in map(str, schedule.COMPUTING) else cause] += took
         return max(found, key=lambda each: found[each]) if found else "computation"
 
     @property
     def hidden(self) -> float:
-        """Communication beside computation or beside waiting for others; never negative."""
+        """Communication while the rank computes or waits for other ranks; never negative."""
         return max(0.0, self.communication - self.parts[EXPOSED])
 
 
@@ -91,7 +91,7 @@ def predict(work: Work, job: Job, *, fine: bool = False) -> Predicted:
 
 
 def _together(work: Work, job: Job, fine: bool) -> Predicted:
-    """All ranks are slow in one step of N, so the mean is that of fast and slow steps."""
+    """Return the weighted mean of fast and slow steps, since all ranks are slow in the same one of N steps."""
     fast = predict(work, replace(job, straggler=Straggler()), fine=fine)
     factor = job.straggler.factor
     slow = predict(work.scaled(computing=factor, update=factor), replace(job, straggler=Straggler()), fine=fine)
@@ -112,7 +112,7 @@ def _together(work: Work, job: Job, fine: bool) -> Predicted:
 
 
 def _simulated(work: Work, job: Job, fine: bool) -> tuple[Schedule, int, float, bool]:
-    """Return steps until they repeat themselves, their period, the time of a step, and whether they did."""
+    """Return the schedule of simulated steps, their period, the time of a step, and whether steps became periodic."""
     for steps in STEPS:
         found = schedule.simulate(training.tasks(work, job, steps, fine=fine))
         ends = [max(those) for those in zip(*([found.ends[each] for each in _updates(found, rank)]
@@ -129,7 +129,7 @@ def _updates(found: Schedule, rank: int) -> list[int]:
 
 
 def _of_steps(found: Schedule, first: int) -> Schedule:
-    """Return the tasks of the last steps; those before are no longer there to wait for."""
+    """Return the schedule from step `first` on, without dependencies on earlier steps."""
     kept = [number for number, task in enumerate(found.tasks) if task.step >= first]
     place = {number: new for new, number in enumerate(kept)}
     tasks = [
@@ -146,7 +146,7 @@ def _of_steps(found: Schedule, first: int) -> Schedule:
 
 
 def _account(found: Schedule, rank: int, since: int, until: int) -> dict[str, float]:
-    """Return what a rank did and waited for between the ends of two of its updates."""
+    """Return the seconds of work and of waits of a rank between the ends of two of its updates, by part."""
     parts: dict[str, float] = defaultdict(float)
     stream = f"compute {rank}"
     at = found.ends[since]
@@ -162,7 +162,7 @@ def _account(found: Schedule, rank: int, since: int, until: int) -> dict[str, fl
 
 
 def _waited(found: Schedule, number: int, since: float) -> Iterable[tuple[int, float]]:
-    """Yield the tasks that a task waited for after a moment, and how long for each."""
+    """Yield the tasks that a task waited for after a point in time, and the seconds of each wait."""
     until = found.starts[number]
     number = found.because[number]
     while number >= 0 and until > since:
@@ -172,7 +172,7 @@ def _waited(found: Schedule, number: int, since: float) -> Iterable[tuple[int, f
 
 
 def _seen(found: Schedule, number: int, rank: int) -> str:
-    """Return what a rank calls a wait for a task."""
+    """Return the part of a rank's step that a wait for a task belongs to."""
     task = found.tasks[number]
     if task.rank == ALL:
         return EXPOSED
@@ -180,12 +180,12 @@ def _seen(found: Schedule, number: int, rank: int) -> str:
 
 
 def _overlap(found: Schedule, job: Job, period: int) -> float | None:
-    """Return the share of communication that lies in the backward pass, as DistributedDataParallel counts it.
+    """Return the share of communication within the backward pass, as DistributedDataParallel counts it.
 
     In its log (`_get_ddp_logging_data`, `reducer.cpp`) communication lasts from the launch of the first bucket until
     all gradients are back in place, also while nothing is sent, and is overlapped until the backward pass has ended.
-    This is no share of the time of collectives: a short one launched early counts with all of the backward pass that
-    follows.
+    This is not a share of the time of collectives: a short one that is launched early counts with all of the backward
+    pass that follows.
     """
     if job.ranks == 1 or job.sharded:
         return None
@@ -219,8 +219,8 @@ def _overlap(found: Schedule, job: Job, period: int) -> float | None:
 def _along(found: Schedule, last: list[list[int]], period: int, step: float) -> dict[str, float]:
     """Return the seconds of a step along the critical path, by cause.
 
-    The path's end is the last update, whatever bounds the steps; so it is read in the middle of all steps, where it has
-    come to what does.
+    The path always ends in the last update, whatever limits the steps. It is therefore evaluated in the middle of all
+    steps, where it has reached the limiting tasks.
     """
     final = max((those[-1] for those in last), key=lambda each: found.ends[each])
     whole = period * step
@@ -238,14 +238,14 @@ def _along(found: Schedule, last: list[list[int]], period: int, step: float) -> 
 
 
 class Worth(NamedTuple):
-    """What a constant of a step is worth."""
+    """The gain of improving a constant of a step."""
 
     constant: str
     per_percent: float
-    """Seconds of a step that one percent less of it saves."""
+    """Seconds of a step that are saved if the constant is one percent smaller."""
 
     if_halved: float
-    """Seconds of a step that are saved if it is half."""
+    """Seconds of a step that are saved if the constant is halved."""
 
 
 _CONSTANTS = (

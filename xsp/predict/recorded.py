@@ -1,7 +1,7 @@
-"""The step of a run: what each layer takes forward and backward, its gradients, the update, and the input.
+"""The step of a run: forward and backward time of each layer, its gradients, the update, and the input.
 
-Times are the true ones of the trace. The loop, where the run has one, says how long a step is; the recorded steps say
-what it is made of. What the run does not tell is said, and no figure is made up for it.
+Times are those of the trace without the cost of profiling. The time of a step is from the loop if the run has one, its
+parts are from the recorded steps. Facts that the run lacks are listed as unknown and not estimated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xsp.store.trace import Trace
 WAITED = "a loader's workers: waiting for data is taken as it was, --loader says what it is made of"
 
 UNEQUAL = 0.02
-"""By so much, as a share, the parts of a step may exceed it without a word."""
+"""Maximum share by which the parts of a step may exceed it without an entry in `unknown`."""
 
 
 @dataclass(frozen=True)
@@ -36,44 +36,44 @@ class Recorded:
     name: str
     work: Work
     step: float
-    """As measured."""
+    """Measured time of the step."""
 
     ends: tuple[float, float] | None
-    """Of its interval; None if nothing tells one."""
+    """Ends of the interval of `step`; None if unknown."""
 
     ranks: int
     samples: float | None
-    """Of one rank in a step."""
+    """Samples of one rank in a step."""
 
     plan: Buckets | None
-    """Buckets as the run had them; None if the plan follows from the parameters."""
+    """Buckets of the run; None if the plan follows from the parameters."""
 
     told: tuple[str, ...]
-    """Where figures are from."""
+    """Texts on the sources of the figures."""
 
     unknown: tuple[str, ...]
-    """What the run does not tell."""
+    """Texts on facts that the run lacks."""
 
     lanes: Mapping[str, Lane] = field(default_factory=dict)
-    """The recorded step, for a picture."""
+    """The recorded step, for a chart."""
 
     accumulated: int = 1
-    """Batches of one update; `work` and `samples` are of one of them, `step` is of all."""
+    """Batches per update; `work` and `samples` are of one batch, `step` is of all."""
 
     lasted: tuple[float, ...] = ()
-    """The collective of each bucket of the plan, as the run had it; empty where the run has no plan."""
+    """Duration of the collective of each bucket of the plan in the run; empty if the run has no plan."""
 
     exposed: float = 0.0
-    """Sums of gradients of the run with nothing beside them."""
+    """Reductions of gradients in the run with no work beside them."""
 
     frozen: int = 0
-    """Bytes of parameters that take no gradient, as far as the run tells."""
+    """Bytes of parameters without a gradient, if known; else 0."""
 
     def of_batch(self, batch: int) -> Recorded:
-        """Return the step with another number of samples, as if each took the same time in any batch.
+        """Return the step with another number of samples, as if a sample took the same time in any batch.
 
         Raises:
-            UsageError: the run does not tell its own.
+            UsageError: the number of samples of the run is unknown.
         """
         if not self.samples:
             raise UsageError(f"{self.name} does not tell how many samples its step has, so --batch cannot be applied")
@@ -84,13 +84,13 @@ class Recorded:
         )
 
     def computing(self, factor: float) -> Recorded:
-        """Return the step with passes, update and other work that take so many times as long."""
+        """Return the step with the time of passes, update and other work multiplied by a factor."""
         told = f"what computes so much faster or slower: all work of a rank is taken to last {factor:g} times as long"
         work = self.work.scaled(factor, factor)
         return replace(self, work=work, unknown=(*self.unknown, told)) if factor != 1.0 else self
 
     def with_loader(self, read: float, decode: float, workers: int, told: str | None = None) -> Recorded:
-        """Return the step with a loader in place of the recorded wait for data; times are of a batch."""
+        """Return the step with a loader in place of the recorded wait for data; times are seconds per batch."""
         given = replace(self.work.input, read=read, decode=decode, workers=workers)
         return replace(
             self, work=replace(self.work, input=given), told=(*self.told, *([told] if told else [])),
@@ -99,7 +99,7 @@ class Recorded:
 
 
 class Parts(NamedTuple):
-    """A step in seconds, before layers are known by name."""
+    """The parts of a step in seconds, before they are fitted to the time of the step."""
 
     layers: tuple[Layer, ...]
     update: float
@@ -109,14 +109,14 @@ class Parts(NamedTuple):
 
 
 def loaded(place: str, kind: str | None = None) -> Trace:
-    """Return the trace of a run or of a file, of a kind of step that trains if it has one.
+    """Return the trace of a run or of a file, for a kind of step that trains if it has one.
 
     Args:
-        place: as of `xsp.load`.
-        kind: of step, by number or name; else that of the run with most time, of those that train if there are any.
+        place: run directory or file, as in `xsp.load`.
+        kind: number or name of a kind of step; default: the kind with the most time, preferring kinds that train.
 
     Raises:
-        XspError: as `xsp.load`.
+        XspError: as in `xsp.load`.
     """
     trace = load.load(place, kind=kind)
     trains = {each.kind for each in trace.run.kinds if each.training}
@@ -124,7 +124,7 @@ def loaded(place: str, kind: str | None = None) -> Trace:
         return trace
     for each in iterations(trace.con):
         if each.kind in trains:
-            with contextlib.suppress(UsageError):  # of which no step was recorded
+            with contextlib.suppress(UsageError):  # this kind has no recorded step
                 return load.load(place, kind=each.kind)
     return trace
 
@@ -138,7 +138,7 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
 
     Raises:
         AnalysisError: the trace has no backward pass, or the bytes of the gradients are unknown.
-        UsageError: `gradients` is given, although the trace has the sizes.
+        UsageError: `stated` is given, although the trace has the sizes.
     """
     answers = Answers(trace)
     told: list[str] = []
@@ -209,12 +209,12 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
 def measured(
     answers: Answers, loop: Iteration | None, told: list[str], device: float | None = None
 ) -> tuple[float, tuple[float, float] | None]:
-    """Return how long a step is in seconds, with the ends of its interval where there is one.
+    """Return the seconds of a step, and the ends of their interval if it is known.
 
-    Of the loop, else of recorded steps, else what a device took for one.
+    The source is the loop, else the recorded steps, else the time of a device; a text on it is added to `told`.
 
     Raises:
-        AnalysisError: nothing tells it.
+        AnalysisError: the trace has none of them.
     """
     if loop is not None and loop.mean_ns:
         told.append("step: the loop's iteration, of steps that were not recorded")
@@ -231,14 +231,14 @@ def measured(
 
 
 def _ranks(trace: Trace) -> int:
-    """Return how many ranks the program had: as it said, else those that are there, else the largest group."""
+    """Return the number of ranks: the larger of the world size (or ranks of the run) and the largest group."""
     own = next((run for run in trace.run.each_rank if (run.rank or 0) == trace.rank), trace.run)
     stated = own.world_size or trace.run.world_size
     return max(stated or len(trace.run.each_rank), devicestep.group(trace) or 1, 1)
 
 
 def _of_one_batch(work: Work, batches: int) -> tuple[Work, int]:
-    """Return the mean batch of a step of several, and their number; the step and 1 if they are not alike."""
+    """Return the mean batch of a step and the number of batches; the step and 1 if the batches differ in layers."""
     count, rest = divmod(len(work.layers), batches)
     each = [work.layers[at * count : (at + 1) * count] for at in range(batches)]
     if batches == 1 or rest or any([one.name for one in those] != [one.name for one in each[0]] for those in each):
@@ -255,7 +255,7 @@ def _of_one_batch(work: Work, batches: int) -> tuple[Work, int]:
 
 
 def _fitting(parts: Parts, step: float, unknown: list[str]) -> Work:
-    """Return the step of a length: what no part explains is other work, and parts that exceed it are shortened."""
+    """Return the step with a total time: unexplained time becomes other work, and parts that exceed it are scaled."""
     computing = sum(each.forward + each.backward for each in parts.layers) + parts.update
     fixed = parts.data + parts.copy
     room = step - fixed - parts.other

@@ -1,4 +1,4 @@
-"""A recorded step on several numbers of ranks: what it takes, with intervals, and what is worth most."""
+"""A recorded step on several numbers of ranks: its predicted time with intervals, and the most useful improvements."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Point:
-    """A number of ranks; durations are seconds."""
+    """The prediction for a number of ranks; durations are seconds."""
 
     ranks: int
     found: Predicted
     low: float | None
     high: float | None
-    """Of the step, from the interval of the recorded one; None if that has none. A link has none."""
+    """Interval of the step, from that of the recorded step; None if that has none. A link has no interval."""
 
     samples_per_s: float | None
-    """Of all ranks together."""
+    """Samples per second of all ranks together."""
 
     efficiency: float
-    """The step of one rank over this one: the share of perfect scaling, with the same batch on each rank."""
+    """Step of one rank over this step: the share of perfect scaling, with the same batch on each rank."""
 
 
 class Change(NamedTuple):
-    """What is asked about: a job that differs from the one asked for."""
+    """A requested change: its name, and the step and job with it."""
 
     name: str
     recorded: Recorded
@@ -46,12 +46,12 @@ class Change(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A change on the largest number of ranks."""
+    """The prediction with a change on the largest number of ranks."""
 
     name: str
     point: Point
     faster: float
-    """The samples of a second over those without the change, less 1."""
+    """Samples per second over those without the change, minus 1."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ class Scaling:
     job: Job
     points: tuple[Point, ...]
     worth: tuple[Worth, ...]
-    """What each constant is worth on the largest number of ranks."""
+    """The gain of improving each constant on the largest number of ranks."""
 
     check: Predicted | None
-    """The step as it was recorded, predicted; None where the link tells nothing of so many ranks."""
+    """The prediction for the recorded number of ranks; None if the link has no costs for it."""
 
     rebuilt: Predicted | None
-    """The same with each collective as long as it was; None where the run does not tell."""
+    """The same with the recorded duration of each collective; None if the run lacks them."""
 
     changed: tuple[Changed, ...]
-    """What changes would make of it, in the order in which they were asked about."""
+    """The predictions with changes, in the order of the request."""
 
     original: Recorded
-    """The step of the run, before anything of it was changed."""
+    """The step of the run without any change."""
 
     @property
     def measured(self) -> float:
-        """What the recorded step took."""
+        """The measured seconds of the recorded step."""
         return self.original.step
 
 
@@ -89,14 +89,14 @@ def of(
     original: Recorded | None = None,
     changes: Sequence[Change] = (),
 ) -> Scaling:
-    """Return what a step takes on each number of ranks.
+    """Return the predicted step on each number of ranks.
 
     Args:
         recorded: the step of a run.
-        job: everything but the ranks.
-        ranks: how many.
-        original: the step before anything of it was changed, which is held against what was measured.
-        changes: what else is asked about, on the largest number of ranks.
+        job: all settings but the number of ranks.
+        ranks: the numbers of ranks.
+        original: the step without any change, whose prediction is compared with the measured step.
+        changes: changes to predict on the largest number of ranks.
     """
     original = original or recorded
     alone = replace(job, ranks=1, plan=None, straggler=type(job.straggler)())
@@ -118,7 +118,7 @@ def of(
 
 
 def _changed(asked: Change, before: Point, batches: int) -> Changed:
-    """Return what a change makes of the step; a step of more samples may last longer and yet be faster."""
+    """Return the prediction with a change; `faster` compares samples, as a step of more samples may last longer."""
     alone = replace(asked.job, ranks=1, plan=None, straggler=type(asked.job.straggler)())
     one = prediction.predict(sharing_cores(asked.recorded, alone), alone)
     point = _point(asked.recorded, replace(asked.job, ranks=before.ranks), one.step)
@@ -129,7 +129,7 @@ def _changed(asked: Change, before: Point, batches: int) -> Changed:
 
 
 def to_chakra(found: Scaling, folder: Path) -> int:
-    """Write the step on the largest number of ranks as execution traces, and return how many (see `chakra.write`)."""
+    """Write the step on the largest number of ranks as execution traces; return their number (see `chakra.write`)."""
     job = found.points[-1].found.job
     step = prediction.predict(sharing_cores(found.recorded, job), job, fine=True)
     arrivals = found.recorded.work.arrivals
@@ -138,9 +138,9 @@ def to_chakra(found: Scaling, folder: Path) -> int:
 
 
 def sharing_cores(recorded: Recorded, job: Job) -> Work:
-    """Return the step of a rank that shares cores with the others, where the link was measured on such.
+    """Return the step of a rank that shares cores with the others, if the link was measured on shared cores.
 
-    What ranks took from each other when the step was recorded is in it already.
+    The recorded step already includes the slowdown of the recorded number of ranks.
     """
     held = job.link.measured
     if held is None:
@@ -150,7 +150,7 @@ def sharing_cores(recorded: Recorded, job: Job) -> Work:
 
 
 def _tells(link: Link, ranks: int) -> bool:
-    """Return whether a link tells what the collectives of so many ranks take."""
+    """Return whether a link has the cost of collectives for a number of ranks."""
     return ranks == 1 or (link is not NO_LINK if link.measured is None else link.measured.tells("all_reduce", ranks))
 
 

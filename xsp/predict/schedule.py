@@ -1,4 +1,4 @@
-"""Tasks on resources, and when each of them runs: a list simulation, its critical path, and what a gap waited for.
+"""Simulation of tasks on resources: start and end of each task, the critical path, and the causes of gaps.
 
 Times are seconds. A task begins when all tasks before it have ended and all of its resources are free. A resource
 serves tasks in the order in which they became ready, as a stream does; of those that became ready at the same time, in
@@ -18,7 +18,7 @@ from xsp.errors import UsageError
 
 
 class Cause(str, enum.Enum):
-    """What a task is, and so what a wait for it is called."""
+    """The kind of a task, which also names waits for it."""
 
     INPUT = "input"
     COPY = "copy"
@@ -34,7 +34,7 @@ class Cause(str, enum.Enum):
 
 
 COMPUTING = (Cause.FORWARD, Cause.BACKWARD, Cause.UPDATE, Cause.OTHER, Cause.SERVING)
-"""What a rank does by itself between input and communication."""
+"""Causes of a rank's own work between input and communication."""
 
 
 class Task(NamedTuple):
@@ -44,38 +44,38 @@ class Task(NamedTuple):
     cause: Cause
     seconds: float
     on: tuple[str, ...]
-    """Resources that it holds while it runs."""
+    """Resources that the task holds while it runs."""
 
     after: tuple[int, ...]
-    """Places of the tasks that must have ended; smaller than its own."""
+    """Indices of the tasks that must end first; smaller than the index of the task."""
 
     rank: int = 0
-    """The class of ranks that it belongs to; -1 if it belongs to all."""
+    """The class of ranks that the task belongs to; -1 for a task of all ranks."""
 
     step: int = 0
 
 
 class Schedule(NamedTuple):
-    """When tasks run."""
+    """Start and end of each task."""
 
     tasks: Sequence[Task]
     starts: list[float]
     ends: list[float]
     because: list[int]
-    """For each task the one whose end let it begin; -1 if none did."""
+    """For each task, the index of the task whose end allowed it to begin; -1 if it waited for none."""
 
     def path(self, last: int) -> Iterator[int]:
-        """Yield the critical path to a task, from its end to the beginning: each ends when the one before began."""
+        """Yield the critical path to a task, from last to first: each task ends when the one yielded before begins."""
         while last >= 0:
             yield last
             last = self.because[last]
 
 
 def seconds(value: float, what: str) -> float:
-    """Return a duration.
+    """Return a duration after a check.
 
     Raises:
-        UsageError: it is negative or not finite.
+        UsageError: the duration is negative or not finite.
     """
     if not (math.isfinite(value) and value >= 0):
         raise UsageError(f"{what} is {value}: it must be a finite number, and not negative")
@@ -83,10 +83,10 @@ def seconds(value: float, what: str) -> float:
 
 
 def simulate(tasks: Sequence[Task]) -> Schedule:
-    """Return when each task runs.
+    """Return start and end of each task.
 
     Args:
-        tasks: each after those that it waits for.
+        tasks: the tasks, each behind the tasks that it waits for.
 
     Raises:
         UsageError: a duration is negative or not finite, or a task waits for itself or a later one.
@@ -126,18 +126,18 @@ def simulate(tasks: Sequence[Task]) -> Schedule:
 
 
 MOST_PERIOD = 24
-"""Steps after which a steady state repeats itself at most: one of that many workers, say."""
+"""Maximum period of a steady state in steps, for example with that many workers."""
 
 
 def steady(ends: Sequence[float], least: int = 0) -> tuple[int, float] | None:
     """Return the period of a steady state in steps, and the time of one step.
 
     Args:
-        ends: of the steps, in their order.
-        least: so many steps must repeat themselves: several rounds of the workers, which deliver at once in the first.
+        ends: ends of the steps, in order.
+        least: minimum number of repeating steps: several rounds of the workers, since in the first all deliver at once.
 
     Returns:
-        None if the last steps do not repeat themselves.
+        None if the last steps are not periodic.
     """
     took = [after - before for before, after in itertools.pairwise(ends)]
     near = 1e-9 * max(took, default=0.0)

@@ -22,13 +22,13 @@ from xsp.sections import Chart, Section, Series, Table, Text
 WIDTH = 79
 SECTION = "predict"
 BINS = 60
-"""Of a picture of a step."""
+"""Number of time intervals in the chart of a step."""
 
 _SHORT = {EXPOSED: "exposed", WAITING: "waiting", str(Cause.SERVING): "serving"}
 
 
 def page(found: Scaling) -> str:
-    """Return what a step takes on each number of ranks, what it waits for, and what would be worth most."""
+    """Return the step on each number of ranks, its parts, and the gain of improving each constant, as text."""
     recorded, job = found.recorded, found.job
     samples = f", {found.original.samples:g} samples on each" if found.original.samples else ""
     about = f"{_interval(recorded.step, recorded.ends)} a step"
@@ -67,7 +67,7 @@ def page(found: Scaling) -> str:
 
 
 def as_json(found: Scaling) -> dict[str, Any]:
-    """Return the same as plain values; durations are in seconds, and say so."""
+    """Return the same as plain values; durations are in seconds, with `_s` in their keys."""
     recorded, job = found.recorded, found.job
     low, high = recorded.ends or (None, None)
     return {
@@ -205,7 +205,7 @@ def _if(each: Changed) -> list[str]:
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> list[str]:
-    """Return lines of columns, numbers to the right but for the first `left` and the last text."""
+    """Return lines of right-aligned columns; the first `left` columns and "bound by" are left-aligned."""
     cells = [list(head), *map(list, rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
     texts = {place for place in range(len(head)) if place < left or head[place] == "bound by"}
@@ -219,7 +219,7 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -
 
 
 def listed(what: str, texts: Sequence[str]) -> list[str]:
-    """Return each text behind what it is, over as many lines as it takes."""
+    """Return the wrapped lines of texts, each with `what` before it."""
     lines = []
     for text in texts:
         lines += wrapped(f"{what}: {plain(text)}", "  ")
@@ -260,7 +260,7 @@ def _count(count: int, what: str) -> str:
 
 
 def section(found: Scaling) -> Section:
-    """Return the section of a run's report: scaling, parts of a step, and predicted beside recorded."""
+    """Return the section of a run's report: scaling, parts of a step, and the predicted next to the recorded step."""
     at = tuple(each.ranks for each in found.points)
     parts: list[sections.Part] = [
         Text(plain(f"{_job(found)}. Link: {found.job.link.about}. " + " ".join(_notes(found))))
@@ -268,7 +268,7 @@ def section(found: Scaling) -> Section:
     if found.recorded.samples:
         rates = tuple(each.samples_per_s for each in found.points)
         samples = found.recorded.samples * found.job.accumulate
-        known = found.recorded.ends is not None  # whiskers are for all points or for none
+        known = found.recorded.ends is not None  # either all points have whiskers or none has
         low, high = (
             tuple(samples * each.ranks / took if took else None for each, took in zip(found.points, those, strict=True))
             if known
@@ -300,12 +300,12 @@ def section(found: Scaling) -> Section:
 
 
 def keep(found: Scaling, place: Path | str) -> Path | None:
-    """Put the section into a run directory, where `xsp report` finds it; None where the place is none, or is full."""
+    """Write the section into a run directory for `xsp report`; return None if it is none, or cannot be written."""
     return sections.kept(Path(place), SECTION, section(found))
 
 
 def _pictures(found: Scaling) -> list[sections.Part]:
-    """Return the recorded and the predicted step over the same time: how much of each moment a resource works."""
+    """Return charts of the recorded and the predicted step over the same time: the busy share of each interval."""
     last = found.points[-1]
     predicted = lanes(
         prediction.predict(sharing_cores(found.recorded, last.found.job), last.found.job, fine=True).schedule
@@ -333,7 +333,7 @@ _ROWS = {Cause.INPUT: "input", Cause.COPY: "copy", Cause.FORWARD: "forward", Cau
 
 
 def lanes(found: Schedule) -> dict[str, Lane]:
-    """Return when a rank of the first class works at what in the last simulated step, from its first moment on."""
+    """Return the intervals of each activity of a rank of the first class in the last simulated step."""
     step = found.tasks[-1].step
     mine = [
         (number, task)
@@ -350,7 +350,7 @@ def lanes(found: Schedule) -> dict[str, Lane]:
 
 
 def _shares(lane: Lane, whole: float) -> tuple[float, ...]:
-    """Return, for each part of a time, the share of it that a lane covers."""
+    """Return the share of each of `BINS` equal intervals that a lane covers."""
     width = whole / BINS
     covered = [0.0] * BINS
     for start, end in lane:

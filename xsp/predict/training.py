@@ -1,8 +1,8 @@
 """One data-parallel training step as tasks on resources: the DAG of synchronous SGD, for any number of ranks.
 
-After Shi, Chu and Li (arXiv 1805.03812): read → decode → copy → forward 1 … L → backward L … 1 → update, gradients
-communicated as they arrive, the next step's input beside all of it. Added to it: buckets, accumulation, sharding,
-loaders with several workers on one disk, and ranks that are slower than others.
+After Shi, Chu and Li (arXiv 1805.03812): read → decode → copy → forward 1 … L → backward L … 1 → update; gradients are
+communicated as they arrive, and the input of the next step is loaded concurrently. Extensions are buckets,
+accumulation, sharding, loaders with several workers on one disk, and ranks that are slower than others.
 
 Ranks that do the same at the same times are one class of ranks, so a job of 1,000 ranks has no more tasks than one of
 two. Times are seconds, sizes are bytes.
@@ -48,25 +48,25 @@ class Layer:
 
 @dataclass(frozen=True)
 class Input:
-    """How a batch comes to the device."""
+    """Loading of a batch; durations are seconds."""
 
     read: float = 0.0
-    """On the storage, which serves one worker at a time."""
+    """Time on the storage, which serves one worker at a time."""
 
     decode: float = 0.0
-    """In a worker; what comes after reading."""
+    """Time in a worker after reading."""
 
     copy: float = 0.0
-    """From host to device."""
+    """Time to copy from host to device."""
 
     workers: int = 0
-    """Of the loader; with none the training process does it by itself, and computes nothing meanwhile."""
+    """Worker processes of the loader; with 0 the training process loads the batch, and computes nothing meanwhile."""
 
     held: int | None = None
-    """Batches of a loader that may be read or waiting at a time; two for each worker unless told otherwise."""
+    """Maximum number of batches that a loader reads or holds at a time; default: two for each worker."""
 
     copy_ahead: bool = False
-    """Whether a copy runs beside computation, with an engine of its own, or in the stream that computes."""
+    """Whether a copy runs on a separate engine beside computation; if not, it runs in the compute stream."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Work:
     input: Input = field(default_factory=Input)
 
     def __post_init__(self) -> None:
-        """Refuse durations and sizes that are none, and a step of nothing."""
+        """Reject invalid durations and sizes, and a step without layers."""
         if not self.layers:
             raise UsageError("a step without layers has nothing to predict")
         for layer in self.layers:
@@ -104,7 +104,7 @@ class Work:
         return tuple(size for layer in reversed(self.layers) for size in reversed(layer.gradients))
 
     def scaled(self, computing: float = 1.0, update: float = 1.0, loading: float = 1.0) -> Work:
-        """Return the step with other durations, as factors: layers and other work, update, input."""
+        """Return the step with durations multiplied by factors: layers and other work, update, input."""
         layers = tuple(
             replace(each, forward=each.forward * computing, backward=each.backward * computing) for each in self.layers
         )
@@ -114,11 +114,11 @@ class Work:
 
 
 class Slow(str, enum.Enum):
-    """Which ranks are slow, and when. In all cases but the first the mean of each rank is the same."""
+    """Which ranks are slow, and when. In all cases but the first, all ranks have the same mean."""
 
     ONE = "one"  # one rank, always
-    TURNS = "turns"  # each rank in one step of N, each in another one: there is always one
-    TOGETHER = "together"  # each rank in one step of N, all in the same one: nobody waits for anybody
+    TURNS = "turns"  # each rank in one step of N, one rank in each step
+    TOGETHER = "together"  # each rank in one step of N, all in the same one: no rank waits for another
 
     def __str__(self) -> str:
         return self.value
@@ -132,7 +132,7 @@ class Straggler:
     who: Slow = Slow.ONE
 
     def __post_init__(self) -> None:
-        """Refuse a factor that is none."""
+        """Reject an invalid factor."""
         if not seconds(self.factor, "the factor of a straggler"):
             raise UsageError("a factor of 0 would be a rank that takes no time; give one above 0, such as 1.3")
 
@@ -148,7 +148,7 @@ class Job:
     """Size of a bucket in bytes; None: as in PyTorch."""
 
     plan: Buckets | None = None
-    """Explicit buckets, instead of those that follow from a size."""
+    """Explicit buckets, used instead of `bucket`."""
 
     overlap: bool = True
     """Whether gradients are sent during the backward pass."""
@@ -167,13 +167,13 @@ class Job:
     """Number of ranks that share a disk."""
 
     compress: float = 1.0
-    """Gradients travel in so many times fewer bytes; parameters that are gathered do not."""
+    """Compression factor of communicated gradients; gathered parameters are not compressed."""
 
     lasting: tuple[float, ...] = ()
     """Seconds of the all-reduce of each bucket, used instead of the link."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no job."""
+        """Reject an invalid job."""
         collectives.all_reduce(Algorithm.RING, self.link, self.ranks)
         if min(self.accumulate, self.on_link, self.on_disk) < 1:
             raise UsageError("batches of an update, and ranks of a link and of a disk, are 1 or more")
@@ -190,11 +190,11 @@ class Class(NamedTuple):
 
     ranks: int
     factors: tuple[float, ...]
-    """Of their computation, step by step, again from the beginning after the last one."""
+    """Factors of the time of computation, step by step; they repeat from the first one after the last."""
 
 
 def classes(job: Job) -> tuple[Class, ...]:
-    """Return the classes of ranks of a job; `TOGETHER` is no matter of classes, see `xsp.predict.prediction`."""
+    """Return the classes of ranks of a job; `Slow.TOGETHER` needs one class, see `xsp.predict.prediction`."""
     slow, who = job.straggler.factor, job.straggler.who
     if slow == 1.0 or who is Slow.TOGETHER:
         return (Class(job.ranks, (1.0,)),)
@@ -207,12 +207,12 @@ def classes(job: Job) -> tuple[Class, ...]:
 
 
 def sent_bytes(size: int, job: Job) -> int:
-    """Return how many bytes of a bucket of gradients travel."""
+    """Return the communicated bytes of a bucket of gradients."""
     return round(size / job.compress)
 
 
 def plan_of(work: Work, job: Job) -> Buckets:
-    """Return which gradients travel together, by places in `Work.arrivals`."""
+    """Return the buckets of gradients, as indices into `Work.arrivals`."""
     if job.plan is None:
         return buckets.of_ddp(work.arrivals, job.bucket)
     if tuple(itertools.chain(*job.plan)) != tuple(range(len(work.arrivals))) or not all(job.plan):
@@ -224,17 +224,17 @@ def tasks(work: Work, job: Job, steps: int, *, fine: bool = True) -> list[Task]:
     """Return the tasks of consecutive steps.
 
     Args:
-        work: of one rank in a step with one batch.
-        job: how it is distributed.
-        steps: how many.
-        fine: a task for each layer and pass; else one for each stretch of layers that nothing waits within, which takes
-            the same time.
+        work: work of one rank in a step with one batch.
+        job: distribution of the step.
+        steps: number of steps.
+        fine: create a task for each layer and pass; else one for each stretch of layers without a task that waits for
+            one of them, which takes the same time.
     """
     return _Builder(work, job, fine).all(steps)
 
 
 class _Builder:
-    """Puts one task after the other."""
+    """A builder of the list of tasks."""
 
     def __init__(self, work: Work, job: Job, fine: bool) -> None:
         self.work, self.job = work, job
@@ -250,14 +250,14 @@ class _Builder:
         self.backward = self._backward(fine or job.sharded)
         self.made: list[Task] = []
         count = len(self.those)
-        self.computed: list[list[int]] = [[] for _ in range(count)]  # what the next task of the stream waits for
+        self.computed: list[list[int]] = [[] for _ in range(count)]  # tasks that the next task of the stream waits for
         self.decoded: list[list[int]] = [[] for _ in range(count)]
         self.copied: list[list[int]] = [[] for _ in range(count)]
         self.sent: list[int] = []
         self.ahead = self.clock = self.channel = 0.0
 
     def _backward(self, fine: bool) -> list[list[int]]:
-        """Return the layers of the backward pass; those that are one task end where a bucket is full."""
+        """Return the layers of the backward pass by task; unless `fine`, a task ends where a bucket is full."""
         found: list[list[int]] = [[]]
         for number in range(len(self.work.layers) - 1, -1, -1):
             found[-1].append(number)
@@ -279,7 +279,7 @@ class _Builder:
         return len(self.made) - 1
 
     def _compute(self, name: str, cause: Cause, took: float, after: Sequence[int], rank: int, step: int) -> int:
-        """Put a task behind the last one of the stream that computes."""
+        """Append a task after the last one of the compute stream, and return its index."""
         factor = 1.0 if cause in (Cause.INPUT, Cause.COPY) else self._factor(rank, step)
         on = [f"compute {rank}"] + ([f"storage {rank}"] if cause is Cause.INPUT else [])
         number = self._put(name, cause, took * factor, on, [*self.computed[rank], *after], rank, step)
@@ -291,7 +291,7 @@ class _Builder:
         return factors[step % len(factors)]
 
     def _part(self, step: int, part: int) -> None:
-        """Put the input, the forward and the backward pass of one batch."""
+        """Append the input, the forward and the backward pass of one batch."""
         ranks = range(len(self.those))
         for rank in ranks:
             self._input(rank, step)
@@ -329,12 +329,12 @@ class _Builder:
         self.copied[rank].append(copied)
 
     def _pass(self, step: int, stretches: list[list[int]], cause: Cause, *, last: bool = False) -> None:
-        """Put the layers of a pass, with what gathers their parameters and sends their gradients.
+        """Append the layers of a pass, with the collectives that gather their parameters and send their gradients.
 
-        Parameters are gathered one bucket ahead: while a bucket is computed with, the next one comes.
+        Parameters are gathered one bucket ahead: the next bucket arrives during computation with the current one.
         """
         gathered: dict[int, int] = {}
-        done: dict[int, list[int]] = {}  # bucket → the tasks that have last computed with it
+        done: dict[int, list[int]] = {}  # bucket → the last tasks that computed with it
         before = [number for those in self.computed for number in those]
         made = before
         self.ahead = sum(self.work.layers[number].backward for stretch in stretches for number in stretch)
@@ -361,9 +361,9 @@ class _Builder:
                 self._reduce(bucket, made, step)
 
     def _reduce(self, bucket: int, after: Sequence[int], step: int) -> None:
-        """Put the collective of a bucket, behind those of the buckets before it.
+        """Append the collective of a bucket after those of the previous buckets.
 
-        On shared cores the gradients are copied into the bucket, and both the collective and what is computed beside it
+        On shared cores the gradients are copied into the bucket, and both the collective and concurrent computation
         take longer, by `Sharing.lost` of the time in which both would run.
         """
         what = "reduce-scatter" if self.job.sharded else "all-reduce"
@@ -381,7 +381,7 @@ class _Builder:
                 self._compute(f"beside {what} {bucket}", Cause.SERVING, beside, (), rank, step)
 
     def _overlapped(self, copied: float, sent: float) -> float:
-        """Return how long a collective has layers of the backward pass beside it; it follows the one before it."""
+        """Return the seconds of a collective that overlap with layers of the backward pass, and advance the channel."""
         self.clock += copied
         start = max(self.clock, self.channel)
         self.channel = start + sent
@@ -416,7 +416,7 @@ class _Builder:
 
 
 def _where(work: Work, plan: Buckets) -> tuple[list[list[int]], list[list[int]]]:
-    """Return, for each layer, the buckets that hold gradients of it, and those that are full when it has ended."""
+    """Return, for each layer, the buckets with its gradients, and the buckets that are full at its end."""
     bucket_of = {place: number for number, bucket in enumerate(plan) for place in bucket}
     last = {bucket[-1]: number for number, bucket in enumerate(plan)}
     holding: list[list[int]] = [[] for _ in work.layers]
