@@ -210,6 +210,13 @@ def test_the_five_manifests_of_dlspec_are_one(tmp_path: Path) -> None:
     assert any("never run" in each for each in pipeline.wrong(found.manifest))
 
 
+def test_a_manifest_of_one_kind_is_that_section_also_with_a_field_of_its_name(tmp_path: Path) -> None:
+    text = "id: m\nkind: model\nname: alexnet\npre-process: def f(); pass\nmodel: {graph_path: g.onnx}\n"
+    model = of(text, tmp_path).manifest.model
+    assert model.name == "alexnet"
+    assert model.preprocess
+
+
 # --- what is wrong is said with its place -----------------------------------------------------------------------------
 
 

@@ -155,7 +155,8 @@ def _taken(content: Content, *names: str) -> Content:
 
 
 def _dlspec(content: Content) -> Content:
-    if content.get("kind") in (*_SECTIONS, "reference-log") and "model" not in content:
+    alone = "model" not in content or bool({"name", "pre-process", "post-process"} & content.keys())
+    if content.get("kind") in (*_SECTIONS, "reference-log") and alone:
         content = {str(content["kind"]).replace("-", "_"): {n: each for n, each in content.items() if n != "kind"}}
     made: Content = {name: value for name, value in content.items() if name not in (*_SECTIONS, *_LOG)}
     for name, change in _DLSPEC.items():

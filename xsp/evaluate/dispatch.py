@@ -80,6 +80,8 @@ def carry_out(
         each.start()
     for each in threads:
         each.join()
+    if state.failed is not None:
+        raise state.failed
 
 
 class _State:
@@ -92,6 +94,9 @@ class _State:
         self._open = len(waiting)
         self._done = total - len(waiting)
         self._dead: set[str] = set()
+        self.failed: Exception | None = None
+        """What `progress` or `ended` raised first; all pieces are carried out nevertheless."""
+
         self._changed = threading.Condition()
 
     def take(self, name: str) -> Piece | None:
@@ -109,8 +114,11 @@ class _State:
         with self._changed:
             self._open -= 1
             self._done += 1
-            self._progress("manifests", self._done, self._total)
-            self._ended(piece)
+            try:
+                self._progress("manifests", self._done, self._total)
+                self._ended(piece)
+            except Exception as error:
+                self.failed = self.failed or error
             self._changed.notify_all()
 
     def again(self, name: str, piece: Piece, why: str) -> None:

@@ -104,7 +104,8 @@ class Program:
     """The subprocess; its stderr is discarded."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
-        path = shutil.which(command[0]) or shutil.which(command[0], path=str(folder.resolve()))
+        beside = shutil.which(str(folder.resolve() / command[0]))
+        path = beside if os.path.dirname(command[0]) else shutil.which(command[0]) or beside
         if path is None:
             raise ManifestError(f"model.command: there is no program {command[0]!r}")
         try:
@@ -114,6 +115,8 @@ class Program:
             )  # fmt: skip
         except OSError as error:
             raise ManifestError(f"model.command: {command[0]} cannot be started ({error.strerror})") from error
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._read = bytearray()
 
     def ask(self, question: dict[str, Any], seconds: float = PATIENCE_S) -> dict[str, Any]:
@@ -122,13 +125,12 @@ class Program:
         Raises:
             ManifestError: the program reported an error, answered anything else, ended, or did not answer in time.
         """
-        assert self._process.stdin is not None
+        until = time.monotonic() + seconds
         try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
+            self._send(json.dumps(question).encode() + b"\n", until)
         except OSError as error:
             raise ManifestError(f"model.command: it ended ({self._ended()})") from error
-        line = self._line(time.monotonic() + seconds)
+        line = self._line(until)
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -137,6 +139,17 @@ class Program:
             said = found.get("error") if isinstance(found, dict) else found
             raise ManifestError(f"model.command: it says {str(said)[:200]!r}")
         return found
+
+    def _send(self, message: bytes, until: float) -> None:
+        """Write a request; a program that does not read is given up when the time is over."""
+        assert self._process.stdin is not None
+        handle, rest = self._process.stdin.fileno(), memoryview(message)
+        while rest:
+            _, ready, _ = select.select([], [handle], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                raise ManifestError("model.command: it did not read its request in time")
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(handle, rest) :]
 
     def _line(self, until: float) -> bytes:
         assert self._process.stdout is not None

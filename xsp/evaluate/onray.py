@@ -123,6 +123,11 @@ class OnRay:
                     ray.wait([running], timeout=PATIENCE_S)  # so that the next evaluation does not overlap
                     raise
             said = ray.get(running)
+        except ray.exceptions.RayTaskError as error:  # it lives, and something in it raised
+            said = (str(error.cause).splitlines() or [""])[0]
+            raise ManifestError(
+                f"the agent {self._facts.name} failed: {type(error.cause).__name__}: {said[:200]}"
+            ) from error
         except ray.exceptions.RayError as error:
             raise AgentLost(f"the agent {self._facts.name} died ({type(error).__name__})") from error
         if "lost" in said:

@@ -89,8 +89,9 @@ def resize(
         factor = max_dimension / max(height, width)
         target = max(1, round(height * factor)), max(1, round(width * factor))
     elif isinstance(size, (int, float)):
-        factor = size / min(height, width)
-        target = max(1, int(height * factor)), max(1, int(width * factor))
+        # as torchvision rounds: the shorter side is exact, the longer one is cut off
+        shorter, longest = int(size), max(1, int(int(size) * max(height, width) / min(height, width)))
+        target = (shorter, longest) if height <= width else (longest, shorter)
     else:
         target = int(size[0]), int(size[1])
         if keep_aspect or keep_aspect_ratio:
@@ -118,7 +119,10 @@ def crop(image: Array, size: int | Sequence[int] | None = None, fraction: float 
         wanted = max(1, round(have[0] * fraction)), max(1, round(have[1] * fraction))
     else:
         assert size is not None
-        wanted = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        sides = (size,) if isinstance(size, int) else tuple(size)
+        if len(sides) not in (1, 2):
+            raise ManifestError(f"crop: size is {size!r}, and takes a side, or height and width")
+        wanted = int(sides[0]), int(sides[-1])
     if wanted[0] > have[0] or wanted[1] > have[1] or min(wanted) < 1:
         raise ManifestError(f"crop: {wanted[0]} x {wanted[1]} does not fit into {have[0]} x {have[1]}")
     top, left = (round((have[axis] - wanted[axis]) / 2) for axis in (0, 1))

@@ -347,6 +347,8 @@ class Onnx:
         if manifest.software.threads is not None:
             options.intra_op_num_threads = manifest.software.threads
         on_gpu = manifest.hardware.gpu.lower() not in ("", "none")
+        if on_gpu and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise ManifestError("hardware.gpu: this ONNX Runtime has no CUDA: pip install onnxruntime-gpu")
         providers = [*(["CUDAExecutionProvider"] if on_gpu else []), "CPUExecutionProvider"]
         try:
             session = onnxruntime.InferenceSession(str(path), options, providers=providers)

@@ -259,7 +259,7 @@ def named(name: str, store: Path) -> Result:
     """Return a result by its path, its name, or the first digits of its manifest's identity, then the newest one.
 
     Raises:
-        ManifestError: there is no such result.
+        ManifestError: there is no such result, or the digits are those of several manifests.
     """
     if (Path(name) / RESULT).is_file():
         return read(Path(name))
@@ -268,6 +268,9 @@ def named(name: str, store: Path) -> Result:
     found = sorted(each for each in _places(store) if each.name.startswith(name)) if name else []
     if not found:
         raise ManifestError(f"there is no result {name!r} in {store}; `xsp evaluate list` names them")
+    manifests = sorted({each.name[:DIGITS] for each in found})
+    if len(manifests) > 1:
+        raise ManifestError(f"{name!r} begins {len(manifests)} manifests: {', '.join(manifests[:6])}; type more of it")
     return read(max(found, key=lambda each: (each.name[:DIGITS], int(each.name[DIGITS + 1 :]))))
 
 

@@ -24,7 +24,7 @@ GRANULE = 2 << 20
 _LAZY_PEER_ACCESS = 1
 """The flag that `cuIpcOpenMemHandle` requires."""
 
-_OUT_OF_MEMORY, _NOT_INITIALIZED = 2, 3
+_OUT_OF_MEMORY = 2
 
 _ELSEWHERE = "the memory cannot be opened here: is the store's process on the same machine, in the same container?"
 

@@ -42,7 +42,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
     if tensor.is_meta:
         return False
     at = tensor.data_ptr()  # unified addressing: host and device addresses do not overlap
-    return any(each.address <= at < each.address + each.nbytes for each in _live)
+    return any(each.address <= at < each.address + each.nbytes for each in tuple(_live))
 
 
 class SharedParameter(torch.nn.Parameter):

@@ -83,8 +83,9 @@ class Store(Serving[Object]):
 
     def _copied(self, version: Version, file: int, source: str) -> tuple[Made[Object], bool]:
         """Copy a file and close it; return the result, and whether the file's times would show another change."""
+        is_settled = abs(time.time_ns() - max(version[-2:])) > SETTLED_NS
         try:
-            return self._copy(version, file, source), abs(time.time_ns() - max(version[-2:])) > SETTLED_NS
+            return self._copy(version, file, source), is_settled
         finally:
             os.close(file)
 

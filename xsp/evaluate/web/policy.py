@@ -31,6 +31,10 @@ MOST_SEQUENCE = 8_192
 MOST_OF_A_MODEL = 1_000_000
 """The largest number in a model's name, as in `transformers:bert?vocab_size=30522`."""
 
+MOST_DIGITS = 18
+MOST_VALUES = 1 << 30
+"""Values of all samples together, and of a batch: 4 GiB of floats."""
+
 
 def read(text: str) -> Read:
     """Return the manifest in a text, of any dialect; sections cannot be file names.
@@ -69,7 +73,9 @@ def _code(manifest: Manifest) -> Iterator[str]:
     yield from agents.without_trust(manifest)
     if not model.command and (kind not in SOURCES or not _NAME.fullmatch(name) or name.endswith(".json")):
         yield f"model.source: here it is one of {', '.join(f'{each}:NAME' for each in SOURCES)}; no file is read"
-    elif any(int(each) > MOST_OF_A_MODEL for each in re.findall(r"\d+", name.partition("?")[2])):
+    elif any(
+        len(each) > MOST_DIGITS or int(each) > MOST_OF_A_MODEL for each in re.findall(r"\d+", name.partition("?")[2])
+    ):
         yield f"model.source: a number in it is above {MOST_OF_A_MODEL:,}"
     if manifest.dataset.source not in DATA:
         yield f"dataset.source: here it is one of {', '.join(DATA)}; no file is read"
@@ -77,7 +83,10 @@ def _code(manifest: Manifest) -> Iterator[str]:
 
 def _size(manifest: Manifest) -> Iterator[str]:
     model, data, scenario = manifest.model, manifest.dataset, manifest.scenario
+    largest = max([data.height * data.width * 3, *(math.prod(map(abs, each.shape)) for each in model.inputs)])
     for place, has, most in (
+        ("dataset.samples: their values", data.samples * largest, MOST_VALUES),
+        ("scenario: the values of a batch", max(scenario.sizes) * largest, MOST_VALUES),
         ("model.sequence", model.sequence, MOST_SEQUENCE),
         ("dataset.samples", data.samples, MOST_SAMPLES),
         ("dataset.classes", data.classes, MOST_SAMPLES),

@@ -85,10 +85,12 @@ class Queue:
         """Append an evaluation.
 
         Raises:
-            FullError: too many evaluations wait.
+            FullError: too many evaluations wait, or the server ends.
         """
         with self._changed:
-            if self._closed or len(self._waiting) >= self._most:
+            if self._closed:
+                raise FullError("the server is ending, and takes no further evaluation")
+            if len(self._waiting) >= self._most:
                 raise FullError(f"{len(self._waiting)} evaluations wait already; ask again when some have ended")
             job = Job(manifest, agent, options)
             self._jobs[job.id] = job
