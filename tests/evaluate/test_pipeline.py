@@ -79,9 +79,9 @@ def test_a_program_is_found_beside_its_manifest_and_one_that_does_not_read_is_gi
 def test_digits_of_several_manifests_name_no_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = [f"{first}{'0' * (results.DIGITS - 2)}-0001" for first in ("ab", "ac", "bb")]
     monkeypatch.setattr(results, "_places", lambda store: [store / name for name in names])
-    with pytest.raises(ManifestError, match="'a' begins 2 manifests: ab0+, ac0+; type more of it"):
+    with pytest.raises(ManifestError, match=r"'a' begins 2 manifests: ab0+, ac0+; type more of it"):
         results.named("a", tmp_path)
-    with pytest.raises(ManifestError, match="bb0+-0001"):  # it is the one, and not there
+    with pytest.raises(ManifestError, match=r"bb0+-0001"):  # it is the one, and not there
         results.named("b", tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,6 +118,16 @@ def test_a_term_that_hardly_matters_and_terms_that_trade_off_are_named() -> None
     assert any(each.why_not for each in identified.parameters(found, 40))
     assert ("exponent of batch", "exponent of layers") in [each[:2] for each in identified.ties(found)]
     assert identified.condition(found, table) > 30
+
+
+def test_a_coefficient_of_zero_is_none_that_data_do_not_determine() -> None:
+    made = [{"batch": float(batch), "step_s": 1e-3 * batch} for batch in (1, 2, 4, 8, 16, 32) for _ in range(3)]
+    table = configurations.of_rows(made)
+    found = generic.fit(table, generic.form(table, [], ["batch"]), 0, [Penalty("none")])
+    some = dataclasses.replace(
+        found, coefficients=np.where(np.arange(len(found.coefficients)) == 0, found.coefficients, 0)
+    )
+    assert identified.condition(some, table) < 1e6
 
 
 def test_a_penalty_draws_exponents_to_zero_and_l1_lets_some_be_zero() -> None:

@@ -178,14 +178,15 @@ def test_a_file_that_is_no_fit_is_neither_read_nor_replaced(
 def test_runs_are_rows_with_the_options_of_their_programs(tmp_path: Path) -> None:
     from xsp.predict import fromruns
 
-    told: dict[str, Any] = {"typed": ["run", "train.py", "--width", "64", "--fast", "--lr=0.1", "--out", "x"]}
+    told: dict[str, Any] = {"typed": ["run", "train.py", "--width", "64", "--fast", "--lr=0.1", "--out", "x",
+                                     "--shift", "-1.5", "--name="]}  # fmt: skip
     for number, batch in enumerate((8, 16), 1):
         write_run(tmp_path / "runs" / f"r{batch}", number=number, batch_size=batch, **told)
     write_run(tmp_path / "runs" / "empty", steps=0, number=3)
     rows, left = fromruns.rows([str(tmp_path / "runs")])
     assert [each["batch"] for each in rows] == [16, 8]
-    assert {name: rows[0][name] for name in ("width", "fast", "lr", "ranks")} == {
-        "width": "64", "fast": "yes", "lr": "0.1", "ranks": 1
+    assert {name: rows[0][name] for name in ("width", "fast", "lr", "ranks", "shift", "name")} == {
+        "width": "64", "fast": "yes", "lr": "0.1", "ranks": 1, "shift": "-1.5", "name": ""
     }  # fmt: skip
     assert rows[0]["step_s"] == pytest.approx(1e-3)
     assert "out" not in rows[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,10 @@ def page(found: Curve, source: str, step: str = "") -> str:
         *(line for text in _told(found) for line in textwrap.wrap(plain(text), WIDTH)),
     ]
     if any(each.construction.at_least for each in found.points):
-        lines += ["", f"time the missing blocks: xsp bound {plain(f'{source} {step}'.rstrip())} --curve --fill 5m"]
+        lines += [
+            "",
+            f"time the missing blocks: xsp bound {plain(f'{shlex.quote(source)} {step}'.rstrip())} --curve --fill 5m",
+        ]
     return "\n".join(lines)
 
 

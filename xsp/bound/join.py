@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from xsp.bound.seen import Seen
 from xsp.comparison.align import align, common
 from xsp.comparison.series import Series
-from xsp.graph.node import Graph, Node
+from xsp.graph.node import Graph
 
 
 class By(str, enum.Enum):
@@ -115,9 +115,15 @@ def _by_order(graph: Graph, seen: Sequence[Seen], left: list[int], others: list[
 
 
 def _by_neighbour(graph: Graph, seen: Sequence[Seen], left: list[int], others: list[int]) -> list[tuple[int, int]]:
-    """Pair operators whose names differ only by namespace, in-place mark or private prefix."""
-    ours = [_row(_stem(graph.nodes[each].call.op), graph.nodes[each], each) for each in left]
-    theirs = [Series(None, f"seen {each}", _stem(seen[each].op), [seen[each].ns], None) for each in others]
+    """Pair operators of a phase whose names differ only by namespace, in-place mark or private prefix."""
+    ours = [
+        Series(None, f"planned {each}", _stem(graph.nodes[each].phase.value, graph.nodes[each].call.op), [0.0], None)
+        for each in left
+    ]
+    theirs = [
+        Series(None, f"seen {each}", _stem(seen[each].phase or "forward", seen[each].op), [seen[each].ns], None)
+        for each in others
+    ]
     places = {id(row): each for row, each in zip([*ours, *theirs], [*left, *others], strict=True)}
     return [
         (places[id(pair.a)], places[id(pair.b)])
@@ -126,9 +132,5 @@ def _by_neighbour(graph: Graph, seen: Sequence[Seen], left: list[int], others: l
     ]
 
 
-def _row(stem: str, node: Node, number: int) -> Series:
-    return Series(None, f"planned {number} {node.call.op}", stem, [0.0], None)
-
-
-def _stem(op: str) -> str:
-    return op.rpartition("::")[2].strip("_")
+def _stem(phase: str, op: str) -> str:
+    return f"{phase} {op.rpartition('::')[2].strip('_')}"

@@ -445,4 +445,4 @@ def _cache_overtakes(points: Sequence[Point], batch: int, skew: float) -> float 
     lengths, states = [each.tokens for each in points], [float(each.active.state) for each in points]
     if slope <= 0 or not polynomials.is_straight(lengths, states):
         return None
-    return last.tokens + (last.active.weights(batch, skew) - last.active.state) / slope
+    return max(0.0, last.tokens + (last.active.weights(batch, skew) - last.active.state) / slope)

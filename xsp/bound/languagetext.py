@@ -38,7 +38,7 @@ def page(found: Language, source: str, command: str = "") -> str:
         lines += ["", *_measured(found)]
     lines += [
         "",
-        *(line for text in _told(found) for line in textwrap.wrap(plain(text), WIDTH, subsequent_indent="  ")),
+        *(line for text in _told(found) for line in _wrapped(text)),
     ]
     return "\n".join([*lines, "", f"next: {_next(found, source, command)}"])
 

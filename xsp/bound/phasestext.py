@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ def page(found: Training, source: str, step: str = "") -> str:
             f"{'layer':30}{'forward':>10}{'backward':>10}{'update':>10}{'gradients':>11}",
             *_layers(found),
             "",
-            *_told(found, f"{source} {step}".rstrip()),
+            *_told(found, f"{shlex.quote(source)} {step}".rstrip()),
         ]
     )
 
@@ -66,7 +67,7 @@ def _told(found: Training, source: str) -> list[str]:
         lines.append(f"{share:.0f} % of the backward pass is off its longest path, weight gradients mostly:")
         lines.append("nothing behind waits for them, so that other work could overlap with them.")
     if found.holes:
-        lines += [f"{found.holes} calls have no figure: xsp bound {plain(source)} --fill 60s"]
+        lines += [f"{found.holes} calls have no figure: xsp bound {plain(source)} --phases --fill 60s"]
     return lines
 
 

@@ -26,6 +26,8 @@ _OF_LAUNCHERS = re.compile(
 )
 """Options that control how ranks are started; the number of ranks is a separate factor."""
 
+_NUMBER = re.compile(r"-[0-9.][0-9._]*(e[+-]?[0-9]+)?", re.IGNORECASE)
+
 GIVEN, NOT_GIVEN = "yes", "no"
 """The value of an option without a value, and of such an option in runs that do not have it."""
 
@@ -58,7 +60,10 @@ def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]
                 of_runs.append(row(run))
             except XspError as error:
                 left.append(f"{run} is left out: {error}")
-    names = {name: {each[name] for each in of_runs if name in each} for each in of_runs for name in each}
+    names: dict[str, set[Any]] = {}
+    for each in of_runs:
+        for name, value in each.items():
+            names.setdefault(name, set()).add(value)
     switches = dict.fromkeys((name for name, values in names.items() if values == {GIVEN}), NOT_GIVEN)
     found += [{**switches, **each} for each in of_runs]
     if not found:
@@ -106,9 +111,10 @@ def _options(run: Run) -> dict[str, str]:
     words = list(run.typed or run.command)
     found: dict[str, str] = {}
     for word, after in zip(words, [*words[1:], "--"], strict=True):
-        name, _, value = word.removeprefix("--").partition("=")
+        name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not name or name in _OF_XSP or _OF_LAUNCHERS.fullmatch(name):
             continue
-        value = value or (GIVEN if after.startswith("-") else after)
+        if not equals:
+            value = GIVEN if after.startswith("-") and not _NUMBER.fullmatch(after) else after
         found[name] = value
     return found

@@ -78,7 +78,7 @@ def ties(found: Fit) -> list[tuple[str, str, float]]:
 
 def condition(found: Fit, table: Configurations) -> float:
     """Return the condition number of the fit: how many times better the data determine the best combination of
-    parameters than the worst, in relative units of the coefficients; infinite if one is not determined at all.
+    parameters than the worst, relative to the coefficients other than 0; infinite if one is not determined at all.
     """
     table = generic.drawn(table, 0)
     those = generic.design(found.form, table.values)
@@ -87,7 +87,8 @@ def condition(found: Fit, table: Configurations) -> float:
     scaled = terms[:, : terms.shape[1] - those.constant].sum(axis=1)
     slopes = np.column_stack([terms[:, :inside] * those.powers, scaled[:, None] * those.scales, terms])
     norms = np.sqrt((slopes * slopes).sum(axis=0))
-    if not norms.all():
+    counted = norms > 0  # a coefficient that the fit sets to 0 has no relative unit
+    if not counted.any():
         return float("inf")
-    sizes = np.linalg.svd(slopes / norms, compute_uv=False)
+    sizes = np.linalg.svd(slopes[:, counted] / norms[counted], compute_uv=False)
     return float(sizes[0] / sizes[-1]) if sizes[-1] > 1e-12 * sizes[0] else float("inf")

@@ -147,7 +147,7 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
     lasted: tuple[float, ...] = ()
     batches = 1
     if len(trace.run.kinds) > 1:
-        name = next((each.name for each in trace.run.kinds if each.kind == trace.kind), None)
+        name = next((each.name for each in trace.run.kinds if each.kind == trace.kind), "the one with the most time")
         told.append(f"kind of step: {name}, one of {len(trace.run.kinds)} of the run; --kind takes another")
     on_device = trace.has(Level.KERNEL)
     loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
