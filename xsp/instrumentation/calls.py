@@ -300,7 +300,7 @@ class Calls:
         self._handover.close()
 
     def forget(self) -> bool:
-        """Give up in a forked child, which makes new calls; return whether a call was being recorded."""
+        """Drop the state in a forked child, which sets up its own; return whether a call was being recorded."""
         self._handover.forget()
         self.open.clear()
         return bool(self._under_way) or self._windows.is_open

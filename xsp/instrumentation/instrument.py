@@ -170,7 +170,7 @@ class Instrumented:
         return all(arrived) and bool(self._tracing.flush(max(0.0, end - time.monotonic())))
 
     def close(self, timeout: float = CLOSING_S) -> None:
-        """Remove the instrumentation of these models, deliver their spans, and log losses; other handles are unaffected."""
+        """Remove the instrumentation of these models, deliver their spans, log losses; other handles are unaffected."""
         with _changing:
             if self._closed:
                 return

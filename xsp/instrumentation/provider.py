@@ -141,7 +141,7 @@ class Handover:
         return 2 * self._bytes > QUEUED_BYTES or 2 * self._calls > QUEUED_CALLS
 
     def put(self, recorded: Recorded, models: Sequence[Model]) -> bool:
-        """Queue calls; their outcomes are then counted in the tallies of their models. Return False if the queue is full.
+        """Queue calls, whose outcomes the tallies of their models will count; return False if the queue is full.
 
         Args:
             recorded: the calls.
