@@ -39,7 +39,7 @@ EVERY_OF_RANKS = 20
 """One step in this many is recorded, after the first ones, instead of `USUAL` if ranks must record the same steps."""
 
 KINDS_UNEARNED = 4
-"""Most kinds that are given unearned steps; in programs with more kinds, the first ones are."""
+"""Number of kinds up to which steps are given unearned; once a program has shown more kinds, none are given."""
 
 MISSES = 2
 """Most given turns per given step: some turns turn out to be steps of another kind."""

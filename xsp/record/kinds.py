@@ -102,7 +102,7 @@ class Kinds:
             first: the first word of its outline, if it is known.
 
         Returns:
-            With `first`, the kind that began with that word; else the kind that followed the last kind; None if unknown.
+            With `first`, the kind that began with that word; else the one that followed the last kind; None if unknown.
         """
         if first is not None:
             found = self._by_first.get(_form(Token(*first)))
