@@ -25,7 +25,7 @@ ASLEEP_S = 0.3
 """Seconds of sleep after which a thread counts as idle: threads at a barrier may sleep for a moment."""
 
 CLOSING_S = 5.0
-_KEEP_SIZE, _PUNCH_HOLE, _LINES = 1, 2, 1  # of fallocate; _IOLBF
+_KEEP_SIZE, _PUNCH_HOLE, _LINES = 1, 2, 1  # flags of fallocate; _IOLBF of setvbuf
 
 _changing = threading.RLock()
 _real: int | None = None

@@ -42,7 +42,7 @@ def let_children_end() -> None:
 
 def _end_without_destructors() -> None:
     library = ctypes.CDLL(None)
-    if hasattr(library, "on_exit"):  # of glibc
+    if hasattr(library, "on_exit"):  # only in glibc
         atexit.register(library.fflush, None)
         library.on_exit(library._exit, None)
 

@@ -101,7 +101,7 @@ def count(spec: str, settings: models.Settings, how: Recording, out: Path) -> di
     Raises:
         CounterError: there are no counters; the run is unchanged except for a note with the reason.
     """
-    recorded = replace(how.settings, samples=False, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
+    recorded = replace(how.settings, samples=False, kernels=Kernels.KINETO.value)  # ncu occupies CUPTI
     command = ["--counting", *_model_options(settings)]
     start = [sys.executable, "-m", "xsp.cli", "profile", spec]
     return secondrun.count(out, lambda run: [*start, *replace(recorded, out=run).options(), *command])

@@ -172,7 +172,7 @@ def _finish(how: Launch, out: Path, content: dict[str, Any], code: int | None) -
         say(f"{error}; what its ranks wrote is kept")
     settings = how.settings
     if settings.otlp is not None:
-        plugins.sender()(out, settings.otlp, settings.otlp_policy).finish()  # the job's own span
+        plugins.sender()(out, settings.otlp, settings.otlp_policy).finish()  # delivers the job's own span
 
 
 def _content(how: Launch, own: identity.Identity) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def count(how: Launch, run: Path) -> dict[str, Any]:
     Raises:
         CounterError: there are no counters; the run is unchanged except for a note with the reason.
     """
-    settings = replace(how.settings, otlp=None, samples=False, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
+    settings = replace(how.settings, otlp=None, samples=False, kernels=Kernels.KINETO.value)  # ncu occupies CUPTI
     return secondrun.count(run, lambda counted: command(how, replace(settings, out=counted), ["--counting"]))
 
 

@@ -59,7 +59,7 @@ _FORGOTTEN = (
 
 
 class AutoStep:
-    """Opens and closes the steps of a session as signals come in."""
+    """A listener that opens and closes the steps of a session at signals."""
 
     def __init__(self, session: profile, rule: StepRule = StepRule.AUTO) -> None:
         self._session = session

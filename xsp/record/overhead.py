@@ -142,12 +142,12 @@ class Account:
         """Time to remove and calibrate collectors; it belongs to no step either."""
 
         self.rungs: dict[int, RungAccount] = {}
-        self._around_ns = 0  # of bare steps
+        self._around_ns = 0  # total of bare steps
         self._arounds: deque[int] = deque(maxlen=REMEMBERED)
         self._usual_ns: float | None = None
         self._after = Differences()
-        self._beside = Differences()  # of bare steps that ran while another one was being stored
-        self._spent_ns = 0.0  # of all but bare steps
+        self._beside = Differences()  # bare steps that ran while another one was being stored
+        self._spent_ns = 0.0  # total of all other steps
         self._bare = Bare()
         self._of_kind: defaultdict[int, Bare] = defaultdict(Bare)
         self._follows = False

@@ -73,7 +73,7 @@ class Steps:
         """Return the listener for the collectors' signals at the program's boundaries.
 
         Args:
-            inner: listener that gets the same signals, without waits for data; None for none.
+            inner: listener that gets the signals that are not handled here; None for none.
         """
         data, unusual = Signal.DATA_END, Signal.UNUSUAL
 
@@ -103,7 +103,7 @@ class Steps:
         """Number of this process in its job."""
         return self._own.rank
 
-    # --- the way of a step ----------------------------------------------------------------------------
+    # --- the lifecycle of a step ----------------------------------------------------------------------
 
     def skip(self) -> None:
         """Count a step that began while another one was open."""

@@ -60,7 +60,7 @@ class CuptiActivities(DeviceCollector):
         self._counts: Counter[str] = Counter()
         self._said: set[str] = set()
 
-    # --- what it needs --------------------------------------------------------------------------------
+    # --- requirements ---------------------------------------------------------------------------------
 
     def available(self) -> str | None:
         """Return what is missing or prevents recording: the binding, a driver, a tool that needs CUPTI exclusively."""
@@ -155,7 +155,7 @@ class CuptiActivities(DeviceCollector):
         self._recording.end()
         self._window = range(self._window.start, time.time_ns() + cuptitrial.CLOCK_BOUND_NS)
 
-    # --- what was seen --------------------------------------------------------------------------------
+    # --- recorded spans -------------------------------------------------------------------------------
 
     def spans(self) -> list[Span]:
         """Return the recorded spans; the first time that CUDA is in use, try CUPTI for the following steps."""
