@@ -77,7 +77,7 @@ class Collecting:
                 found.append(collector)
         self.device_work = KernelSource(kernels)
         found = self.device_work.choose(found, self.absent, deepest)
-        for name in self.device_work.reasons:  # a source without a device is not missing
+        for name in self.device_work.reasons:  # an absent source is not missing if there is no device
             self.absent.pop(name, None)
         self.collectors = _in_order(found)
         if (note := self.device_work.note()) is not None:
@@ -297,7 +297,7 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def _in_order(collectors: Iterable[Collector]) -> list[Collector]:
-    """Return collectors in the order in which they are switched on: the deeper ones first; innermost ones last."""
+    """Return collectors in the order of switching on: deeper ones first, and off last; innermost ones at the end."""
     return sorted(collectors, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)
 
 

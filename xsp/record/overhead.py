@@ -26,8 +26,8 @@ REMEMBERED = 64
 """Number of latest differences from which a rung's figure is computed."""
 
 UNUSUAL = 10
-"""Factor over the usual time around a bare step, a constant few microseconds, above which the usual time is counted
-instead: the excess was no work of xsp, but the system had given the processor to another program."""
+"""Factor over the usual time around a bare step (the same few microseconds each time) above which the usual time is
+counted instead: the excess was no work of xsp, but the system had given the processor to another program."""
 
 LAST = 9
 """Number of latest steps that predict the cost of the next one of a rung."""
@@ -232,7 +232,7 @@ class Account:
             return
         self._bare.firsts.append(dur_ns)
         own.firsts.append(dur_ns)
-        if len(own.others) < ENOUGH:  # there are no other bare steps yet
+        if len(own.others) < ENOUGH:  # too few undisturbed ones yet
             self.steps_ns += dur_ns
             self._settle(own)
             return

@@ -119,7 +119,7 @@ def _calls(texts: list[_Text]) -> Iterator[tuple[str, int, int, str, dict[str, s
     for library, time_ns, thread, text in texts:
         name = _CALLED.search(text)
         if name is not None:
-            # a text without a name continues the call before it; cuBLASLt's and cuDNN's calls have their values with the name
+            # a text without a name continues the call before it; cuBLASLt and cuDNN put values next to the name
             call = (library, time_ns, thread, name[1], _values(_PAIR.findall(text[name.end() :])))
             last[library, thread] = call
             order.append(call)
