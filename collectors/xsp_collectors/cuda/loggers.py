@@ -2,7 +2,7 @@
 
 Each library calls a function of this module with the text of its log. That runs Python in each call, and gives the
 begin of a call but not its duration: so the collector is on only if it is requested by name, and its spans are points
-in time. A library is left alone if the user directed its log elsewhere by its environment variable or a callback.
+in time. A library is left alone if the user directed its log elsewhere by its environment variable.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LibraryLogs(Collector):
         return None
 
     def open(self) -> None:
-        """Find the loaded libraries whose logs are not in use."""
+        """Find the loaded libraries whose logs the environment does not direct elsewhere."""
         self._logs = [kind(self._hear) for kind in _LOGS if kind.loaded() is not None and not kind.is_users()]
 
     def close(self) -> None:
