@@ -1,5 +1,5 @@
-"""What runs inside the measured program: xsp's own collectors, one file each, and those of GPUs in `cuda`.
+"""The code that runs inside the measured program: xsp's own collectors, one file each; those for GPUs are in `cuda`.
 
-They are entry points of the group `xsp.collectors`, like anybody's; `README.md` beside this package shows
-how to write one.
+They are entry points of the group `xsp.collectors`, as third-party collectors are; `README.md` beside this package
+shows how to write one.
 """

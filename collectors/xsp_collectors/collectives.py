@@ -1,9 +1,8 @@
-"""Which collective an operator of `c10d` was: communicator and sequence number, the same on all its ranks.
+"""The identity of collectives in `c10d` operators: communicator and sequence number, equal on all ranks.
 
-Kineto records that a collective ran, not which one. But each communicator counts its collectives, in the same
-order on all ranks; so its counter is read before and after a step, and the collectives that ran in between
-carry the numbers in between. Only if exactly as many ran as were counted, and of one communicator: never a
-guess.
+Kineto records that a collective ran, but not which one. Each communicator counts its collectives, in the same order on
+all ranks. So its counter is read before and after a step, and the collectives that ran in between get the numbers in
+between; but only if the counts agree and only one communicator counted: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _TOLD = {
     "dtype": "xsp.collective.dtype",
     "Group size": GROUP_SIZE,
 }
-"""Kineto's words for what a collective is called with, and ours."""
+"""Kineto's names of a collective's parameters, and the names of the attributes."""
 
 PARAMETERS = "record_param_comms"
-"""The operator in which torch states them, inside that of the collective."""
+"""The operator that carries the parameters, inside the operator of the collective."""
 
 _POINT_TO_POINT = ("c10d::send", "c10d::recv")
 _BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:")
@@ -47,31 +46,31 @@ class Counts:
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
-        """Processes of each communicator."""
+        """Number of processes of each communicator."""
 
     def begin(self) -> None:
         """Read the counters before the step."""
         self.before = _counters()
 
     def end(self) -> None:
-        """Read them after it."""
+        """Read the counters after the step."""
         self.after = _counters()
         self.sizes = _sizes()
 
 
 class Labelled(NamedTuple):
-    """Spans of a step, and a sentence if their collectives could not be told."""
+    """Spans of a step, and a sentence if their collectives could not be identified."""
 
     spans: list[Span]
     note: str | None
 
 
 def label(spans: Sequence[Span], counts: Counts) -> Labelled:
-    """Say of each collective which one it was, and hang the backend's own part of it beneath it.
+    """Identify each collective, and make the backend's own part of it its child.
 
     Args:
-        spans: of one step, as the profiler saw them.
-        counts: of that step.
+        spans: spans of one step, from the profiler.
+        counts: counters of that step.
     """
     names = set(filter(_is_collective, {span.name for span in spans}))
     issued = sorted((span for span in spans if span.name in names), key=lambda span: span.start_ns) if names else []
@@ -97,7 +96,7 @@ def label(spans: Sequence[Span], counts: Counts) -> Labelled:
 
 
 def _counters() -> dict[str, int]:
-    """Return how many collectives each communicator of this process has begun."""
+    """Return the number of collectives that each communicator of this process has begun, by its name."""
     found = {}
     for group in _communicators():
         try:
@@ -108,7 +107,7 @@ def _counters() -> dict[str, int]:
 
 
 def _sizes() -> dict[str, int]:
-    """Return how many processes each communicator of this process has."""
+    """Return the number of processes in each communicator of this process, by its name."""
     return {str(group.group_name): int(group.size()) for group in _communicators()}
 
 
@@ -118,13 +117,13 @@ def _communicators() -> list[Any]:
 
 
 def told(event: Any, name: str) -> str | None:
-    """Return what an event of torch.profiler's says of a collective, as attributes; None where it says nothing.
+    """Return the parameters of a collective from a torch.profiler event, as JSON; None if it has none.
 
-    Older versions of torch say it in the file that they write, and not in the process.
+    Older versions of torch give them in the file that they write, but not in the process.
 
     Args:
-        event: of the operator.
-        name: its name.
+        event: event of the operator.
+        name: name of the operator.
     """
     ask = getattr(event, "metadata_json", None) if name == PARAMETERS else None
     if ask is None:
@@ -138,7 +137,7 @@ def told(event: Any, name: str) -> str | None:
 
 
 def _inside(collective: Span, stated: Iterable[Span]) -> dict[str, Any]:
-    """Return what is stated inside a collective's operator, if that is one statement: several are coalesced calls."""
+    """Return the parameters that are stated once inside a collective's operator; several are coalesced calls."""
     within = [
         span
         for span in stated
@@ -156,7 +155,7 @@ def _is_part(span: Span) -> bool:
 
 
 def as_call(span: Span) -> Span:
-    """Return what a backend says of its own work as the library call that it is."""
+    """Return a backend's span of its own work as a library call; other spans unchanged."""
     return span._replace(level=Level.LIBRARY, kind=Kind.CALL.value) if _is_part(span) else span
 
 
@@ -172,7 +171,7 @@ def _numbered(span: Span, communicator: str, number: int, stated: dict[str, Any]
 
 
 def _parts(issued: Sequence[Span], parts: Iterable[Span]) -> dict[int, Span]:
-    """Find the collective that each part belongs to: the only one that was issued and not yet taken up."""
+    """Find the collective of each part: the only one that was issued and has no part yet."""
     found: dict[int, Span] = {}
     waiting: list[Span] = []
     pending = list(issued)
@@ -182,6 +181,6 @@ def _parts(issued: Sequence[Span], parts: Iterable[Span]) -> dict[int, Span]:
         if len(waiting) == 1:
             owner = waiting.pop()
             found[id(part)] = part._replace(parent_id=owner.span_id, attributes=owner.attributes)
-        else:  # several could be it: from here on nothing is certain
+        else:  # several could match: from here on nothing is certain
             break
     return found

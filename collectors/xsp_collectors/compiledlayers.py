@@ -1,9 +1,9 @@
-"""Layers in compiled code: its operators are put under the layers that they were compiled from.
+"""Layers in compiled code: its operators become children of the layers that they were compiled from.
 
-A profiler shows the call of a compiled graph and, inside it, the kernels and operators that the generated code
-calls, in its order. `provenance` knows for each such place which layers it comes from. From both follow the calls
-of layers: the time from the first to the last operator in a row that belongs to one of them. In a backward pass an
-operator goes to the layer whose call the forward pass of the same graph showed.
+A profiler shows the call of a compiled graph and, inside it, the kernels and operators that the generated code calls,
+in its order. `provenance` knows the layers of each such call site. Both together give the calls of layers: a call lasts
+from the first to the last of consecutive operators that belong to one layer. In a backward pass an operator goes to the
+layer whose call was seen in the forward pass of the same graph.
 
 An operator that was fused from several layers belongs to the innermost layer around all of them, which is weaker
 evidence (`xsp.schema.Rule.PROVENANCE`); its attributes name the layers and the nodes.
@@ -25,25 +25,25 @@ _CALL = re.compile(r"^## Call CompiledFxGraph (\S+) ##$")
 _PREFIX = re.compile(r"^graph_\d+_(?=cpp_)")
 
 SOURCES, LAYERS = "sources", "layers"
-"""Attributes of an operator in compiled code: the nodes it was made of, and their layers."""
+"""Attributes of an operator in compiled code: the nodes that it was made of, and their layers."""
 
 
 class Placed(NamedTuple):
-    """Spans of a step, and sentences on what of its compiled code has no known layer."""
+    """Spans of a step, and sentences on compiled code without a known layer."""
 
     spans: list[Span]
     notes: list[str]
 
 
 class _Run(NamedTuple):
-    """A graph's call in this step."""
+    """A call of a graph in this step."""
 
     call: Span
     frame: Span | None
-    """The operator of autograd around it; both passes of a graph have its number."""
+    """The autograd operator around it; both passes of a graph have its sequence number."""
 
     operators: list[Span]
-    """What the call ran, outermost, in order."""
+    """The outermost operators of the call, in order."""
 
     graph: Graph | None
 
@@ -53,21 +53,21 @@ class _Run(NamedTuple):
 
 
 class _Origin(NamedTuple):
-    """Where an operator comes from."""
+    """The origin of an operator."""
 
     path: Path
     sources: tuple[str, ...]
     layers: tuple[str, ...]
     surely: bool
-    """All of its nodes are known to be of one layer."""
+    """Whether all of its nodes are known to belong to one layer."""
 
 
 def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placed:
-    """Put the operators of compiled graphs under their layers, and add the calls of those layers.
+    """Make the operators of compiled graphs children of their layers, and add the calls of those layers.
 
     Args:
-        spans: of one step, as the profiler saw them.
-        graphs: what was compiled so far.
+        spans: spans of one step, from the profiler.
+        graphs: graphs that were compiled so far.
     """
     if not any(map(_CALL.match, {span.name for span in spans})):
         return Placed(list(spans), [])
@@ -80,7 +80,7 @@ def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placed:
 
 
 class _Placing:
-    """The operators that have found their layers, and those layers."""
+    """The operators that were assigned to layers, and the calls of those layers."""
 
     def __init__(self) -> None:
         self.changed: dict[int, Span] = {}
@@ -90,7 +90,7 @@ class _Placing:
         self._unknown: Counter[str] = Counter()
 
     def notes(self) -> list[str]:
-        """Say what has no layer."""
+        """Return sentences on operators without a layer."""
         found = []
         if self._strangers:
             found.append(
@@ -121,7 +121,7 @@ class _Placing:
             self._place_forward(run, origins)
 
     def _place_forward(self, run: _Run, origins: dict[int, _Origin]) -> None:
-        """Make a span of each row of operators that are of one layer, within those of the layers around it."""
+        """Make a span of each run of consecutive operators of one layer, inside the calls of the layers around it."""
         rows = Rows("inductor")
         for operator in run.operators:
             origin = origins.get(id(operator))
@@ -133,7 +133,7 @@ class _Placing:
             self._forward[run.frame.thread, run.frame.sequence_nr] = rows.by_path
 
     def _place_backward(self, run: _Run, origins: dict[int, _Origin]) -> None:
-        """Give each operator the layer of the same graph's forward pass; of several calls, the layer around them."""
+        """Assign each operator to its layer's call in the graph's forward pass; of several, to the one around them."""
         frame = run.frame
         made = self._forward.get((frame.forward_thread, frame.sequence_nr), {}) if frame is not None else {}
         for operator in run.operators:
@@ -143,12 +143,12 @@ class _Placing:
             path = origin.path
             while path and len(made.get(path, ())) != 1:
                 path = path[:-1]
-            # without a layer it stays in its frame, which goes to the compiled module by its number
+            # without a layer it stays in its frame, which is linked to the compiled module by its number
             parent = made[path][0] if path else self._call(run)
             self._put(operator, origin, parent.span_id, origin.surely and path == origin.path, "backward")
 
     def _call(self, run: _Run) -> Span:
-        """Return a graph's call, with an id that others can name."""
+        """Return a graph's call, with an id that can serve as a parent id."""
         call = self.changed.get(id(run.call), run.call)
         if call.span_id is None:
             call = self.changed[id(run.call)] = call._replace(span_id=identifier())
@@ -164,11 +164,11 @@ class _Placing:
         )
 
 
-# --- what ran ---------------------------------------------------------------------------------------------
+# --- execution --------------------------------------------------------------------------------------------
 
 
 def _threads(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Yield the operators of each thread, outer before inner."""
+    """Yield the operators of each thread, outer ones before inner ones."""
     found: dict[int | None, list[Span]] = defaultdict(list)
     for span in spans:
         if span.device is None and span.level == Level.OP and span.kind != Kind.ALLOC:
@@ -178,7 +178,7 @@ def _threads(spans: Sequence[Span]) -> Iterator[list[Span]]:
 
 
 def _runs(thread: Sequence[Span], graphs: CompiledGraphs) -> Iterator[_Run]:
-    """Yield the calls of graphs on one thread, in one sweep with a stack of what is open."""
+    """Yield the calls of graphs on one thread, in one sweep with a stack of open spans."""
     stack: list[Span] = []
     found: dict[int, _Run] = {}
     for span in thread:
@@ -195,10 +195,10 @@ def _runs(thread: Sequence[Span], graphs: CompiledGraphs) -> Iterator[_Run]:
 
 
 def _origins(operators: Sequence[Span], graph: Graph) -> dict[int, _Origin]:
-    """Return where operators come from, by their `id`.
+    """Return the origins of operators, by their `id`.
 
-    The nth operator of a name is the code's nth call of that name, if both are equally many: what a profiler does
-    not show at all, such as C++ kernels, is no obstacle, and where some are missing nothing is said.
+    The nth operator of a name is the code's nth call of that name, if both counts are equal. Calls that a profiler does
+    not show at all, such as C++ kernels, do not matter; if only some calls of a name are shown, none gets an origin.
     """
     sites: dict[str, list[Site]] = defaultdict(list)
     for site in graph.sites:
@@ -221,7 +221,7 @@ def _plain(name: str) -> str:
 
 
 def _origin(site: Site, graph: Graph) -> _Origin | None:
-    """Return where a place in the code comes from; None if that is not known of one of its nodes."""
+    """Return the origin of a site in the code; None if the layer of any of its nodes is unknown."""
     if any(name not in graph.paths for name in site.sources):
         return None
     stated = [graph.paths[name] for name in site.sources]

@@ -1,12 +1,11 @@
-"""C's `stdout`, diverted into a file in memory while something prints there that is not the program's own.
+"""C's `stdout`, diverted into a file in memory while a library prints lines for xsp there.
 
-glibc documents the variable as assignable. Python's own output, which does not go through it, and that of child
-processes pass untouched; what the program itself prints through C is passed on.
+glibc documents the variable as assignable. Python's own output, which does not go through it, and the output of child
+processes are unaffected; the program's own output through C is passed on.
 
-Who prints may be in the middle of it, on another thread, when the diversion is to end: it was asked to print before,
-and will when its work is done. So `stdout` goes back at once only where no other thread runs Python. Else it stays
-diverted until each of the threads has been seen elsewhere than it was, or asleep, and meanwhile a thread passes on what
-the program prints.
+When the diversion should end, another thread may still be in a library call that will print, because it began while
+printing was on. So `stdout` is restored at once only if no other thread runs Python. Else it stays diverted until each
+of these threads was seen at another place, or asleep; meanwhile a thread passes on what the program prints.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 LOOK_S = 0.02
-"""Between two looks at the threads; what the program prints through C meanwhile waits that long."""
+"""Seconds between two checks of the threads; the program's output through C is delayed by up to that time."""
 
 ASLEEP_S = 0.3
-"""A thread that slept as long used no processor, so it is not at work: some may sleep at a barrier for a moment."""
+"""Seconds of sleep after which a thread counts as idle: threads at a barrier may sleep for a moment."""
 
 CLOSING_S = 5.0
-_KEEP_SIZE, _PUNCH_HOLE, _LINES = 1, 2, 1  # of fallocate; _IOLBF
+_KEEP_SIZE, _PUNCH_HOLE, _LINES = 1, 2, 1  # flags of fallocate; _IOLBF of setvbuf
 
 _changing = threading.RLock()
 _real: int | None = None
 _owner: CapturedStdout | None = None
-"""Who has `stdout` diverted; None while it is the real one, whose address was `_real`."""
+"""The object that has `stdout` diverted; None while `stdout` is the real one, whose address was `_real`."""
 
 
 class CapturedStdout:
@@ -41,22 +40,22 @@ class CapturedStdout:
         """Make the file in memory.
 
         Args:
-            prefix: of the lines that are not the program's own.
-            silence: has no more of them printed; called in a child that is forked while they are.
+            prefix: prefix of the lines that are not the program's own.
+            silence: stops the printing of such lines; called in a child that is forked while they are printed.
         """
         self._prefix, self._silence = prefix, silence
         self._libc = _libc()
         self._stdout = ctypes.c_void_p.in_dll(self._libc, "stdout")
         self._descriptor = os.memfd_create("xsp-stdout")
         self._file = self._libc.fdopen(os.dup(self._descriptor), b"a")
-        self._libc.setvbuf(self._file, None, _LINES, 0)  # a child that is forked must not print it a second time
+        self._libc.setvbuf(self._file, None, _LINES, 0)  # line buffering: a forked child must not print a buffer again
         self._read_to, self._rest = 0, b""
         self._recording = self._watching = False
         self._doubtful: dict[int, _Seen] = {}
-        """Threads that may be at work since before the end, by `ident`."""
+        """Threads that may still be in a call from before the end, by `ident`."""
 
         self.late = 0
-        """Lines that came after the end of what they were asked for in."""
+        """Number of lines that arrived after the end of the diversion that they belong to."""
 
         _look_after_children()
 
@@ -72,7 +71,7 @@ class CapturedStdout:
         return None
 
     def begin(self) -> bool:
-        """Divert; False if another one is at it."""
+        """Divert `stdout`; return False if another object is recording."""
         global _real, _owner
         with _changing:
             if _owner is not None and _owner._recording:
@@ -81,14 +80,14 @@ class CapturedStdout:
                 _real = self._stdout.value
             else:
                 _owner._drop()
-                _owner._doubtful = {}  # whose late lines come here now
+                _owner._doubtful = {}  # its late lines arrive here now
             _owner, self._recording = self, True
             self._stdout.value = self._file
             self._drop()
         return True
 
     def end(self) -> list[bytes]:
-        """Let no more be printed than what is under way, and return the lines with the prefix."""
+        """End the recording, except for calls that are still running, and return the lines with the prefix."""
         with _changing:
             self._recording = False
             lines = self._take()
@@ -101,7 +100,7 @@ class CapturedStdout:
         return lines
 
     def close(self) -> bool:
-        """Give the file back when nobody can print to it any more; False if that took too long, and it is kept."""
+        """Close the file once no thread can print to it; return False if that took too long and the file stays open."""
         end = time.monotonic() + CLOSING_S
         while _owner is self and time.monotonic() < end:
             time.sleep(LOOK_S / 4)
@@ -115,14 +114,14 @@ class CapturedStdout:
         return clear
 
     def forget(self) -> None:
-        """Put `stdout` back in a forked child, where nobody watches and the file is the parent's."""
+        """Restore `stdout` in a forked child, which has no watching thread and shares the file with the parent."""
         if self._recording:
             self._silence()
         self._restore()
         self._recording, self._watching, self._doubtful = False, False, {}
 
     def _watch(self) -> None:
-        """Pass on what the program prints, until no thread can be in the middle of it."""
+        """Pass on the program's output until no thread can still be in a call from before the end."""
         while True:
             time.sleep(LOOK_S)
             with _changing:
@@ -148,18 +147,18 @@ class CapturedStdout:
             self._stdout.value, _owner = _real, None
 
     def _drop(self) -> None:
-        """Forget late lines, and pass on the rest."""
+        """Count and discard late lines, and pass on the rest."""
         self.late += len(self._take())
 
     def _take(self) -> list[bytes]:
-        """Return the lines with the prefix that are complete, and pass on what is not ours."""
+        """Return the complete lines with the prefix, and pass on the program's own output."""
         self._libc.fflush(self._file)
         size = os.fstat(self._descriptor).st_size
         if size == self._read_to:
             return []
         text = self._rest + os.pread(self._descriptor, size - self._read_to, self._read_to)
         self._read_to = size
-        # others write meanwhile, so nothing is truncated: what was read gives its memory back
+        # not truncated, because other threads write meanwhile; a hole frees the memory of what was read
         self._libc.fallocate(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, size)
         ours, foreign = [], []
         self._rest = b""
@@ -175,7 +174,7 @@ class CapturedStdout:
         return ours
 
     def _pass_on(self, text: bytes) -> None:
-        """Write to the real stdout, in order with what C buffered there before."""
+        """Write to the real stdout, after the data that C had buffered there."""
         self._libc.fwrite(text, 1, len(text), _real)
         self._libc.fflush(_real)
 
@@ -192,13 +191,13 @@ def _look_after_children() -> None:
 
 def _forget() -> None:
     global _changing
-    _changing = threading.RLock()  # a thread that stayed with the parent may hold the other one
+    _changing = threading.RLock()  # a thread of the parent may hold the old lock
     if _owner is not None:
         _owner.forget()
 
 
 class _Seen:
-    """Where a thread was, and since when it sleeps."""
+    """The position of a thread, and since when it has slept."""
 
     __slots__ = ("asleep_since", "at", "cpu_ns")
 
@@ -207,14 +206,14 @@ class _Seen:
         self.asleep_since = time.monotonic()
 
     def after(self, before: _Seen) -> _Seen:
-        """Return this with the time since when it did nothing."""
+        """Return this, with the begin of its sleep taken from `before` if it used no processor time since."""
         if self.cpu_ns is not None and self.cpu_ns == before.cpu_ns:
             self.asleep_since = before.asleep_since
         return self
 
 
 def _may_be_at(seen: _Seen, now: dict[int, _Seen], ident: int) -> bool:
-    """Return whether a thread may be in the same call as when it was seen."""
+    """Return whether a thread may still be in the call in which it was seen."""
     here = now.get(ident)
     if here is None or here.at != seen.at:
         return False
@@ -223,12 +222,12 @@ def _may_be_at(seen: _Seen, now: dict[int, _Seen], ident: int) -> bool:
 
 
 def _others(hot: bool = False) -> dict[int, _Seen]:
-    """Return where the other threads that run Python are, but for xsp's own; if `hot`, without processor times."""
+    """Return the positions of the other threads that run Python, except xsp's; if `hot`, without processor times."""
     threads = {each.ident: each for each in threading.enumerate()}
     found: dict[int, _Seen] = {}
     of_unnamed: tuple[int | None, ...] = ()
     frames = sys._current_frames()
-    # a frame with itself among its variables stays, with all callers and what they hold, until garbage is collected
+    # own frame removed: a frame that refers to itself keeps all its callers alive until garbage collection
     del frames[threading.get_ident()]
     for ident, frame in frames.items():
         thread = threads.get(ident)
@@ -246,10 +245,10 @@ def _others(hot: bool = False) -> dict[int, _Seen]:
 
 
 def _cpu_ns_without(named: Iterable[threading.Thread]) -> int | None:
-    """Return the processor time of all threads of the process that `threading` does not know.
+    """Return the total processor time of the process's threads that `threading` does not know, in nanoseconds.
 
-    A thread that was started through `_thread` does not tell its number in the system, so it counts as asleep only
-    while all of these sleep: None while one does not.
+    The native id of a thread that was started through `_thread` is unknown, so it counts as asleep only while all these
+    threads sleep; None if any of them does not.
     """
     known = {str(each.native_id) for each in named}
     try:
@@ -260,7 +259,7 @@ def _cpu_ns_without(named: Iterable[threading.Thread]) -> int | None:
 
 
 def _cpu_ns(native_id: int | None) -> int | None:
-    """Return the processor time of a thread; None where the system does not tell, or it is not asleep."""
+    """Return the processor time of a thread in nanoseconds; None if the system does not report it, or it is awake."""
     try:
         with open(f"/proc/self/task/{native_id}/stat", "rb") as file:
             state = file.read().rpartition(b")")[2].split()[0]

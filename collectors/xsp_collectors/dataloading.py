@@ -1,7 +1,7 @@
-"""Waiting for `torch.utils.data.DataLoader`, at the model level.
+"""Waits for `torch.utils.data.DataLoader`, at the model level.
 
-A loop asks for its batch before its step begins, so this collector listens between steps too; a wait belongs to the
-step that it ends in, or that begins next. Those of steps that are not recorded are forgotten with them.
+A loop requests its batch before its step begins, so this collector is also active between steps; a wait belongs to the
+step in which it ends, or else to the next step. Waits of steps that are not recorded are discarded with them.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class DataLoading(Collector):
         dataloader._BaseDataLoaderIter.__next__ = self._wrapper  # type: ignore[method-assign]
 
     def close(self) -> None:
-        """Unwrap it."""
+        """Remove the wrapper."""
         if dataloader._BaseDataLoaderIter.__next__ is self._wrapper:
             dataloader._BaseDataLoaderIter.__next__ = self._original  # type: ignore[method-assign]
 
     def forget(self) -> None:
-        """Forget the waits of a step that is not recorded."""
+        """Discard the waits of a step that is not recorded."""
         self._waits.clear()
 
     def spans(self) -> Iterator[Span]:
-        """Return the waits since the last call; asking an exhausted loader is none."""
+        """Return the waits since the last call, without requests to an exhausted loader."""
         waits, self._waits = self._waits, []
         for thread, start, end, status in waits:
             if status != "end":

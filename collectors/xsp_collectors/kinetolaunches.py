@@ -1,7 +1,7 @@
-"""What Kineto says of a launch and of a copy, beside name and time.
+"""Kineto's details of launches and copies, besides name and times.
 
-Kineto gives it as the inside of a JSON object: `"device": 0, …, "grid": [8, 1, 1], …`. Older versions of torch do not
-give it in the process at all, only in the file that they write.
+Kineto gives them as the inside of a JSON object: `"device": 0, …, "grid": [8, 1, 1], …`. Older versions of torch give
+them only in the file that they write, not in the process.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _WORDS = {
     "context": "context",
     "bytes": "bytes",
 }
-"""Kineto's words, and those of the column `attributes`."""
+"""Kineto's names, and the names in the column `attributes`."""
 
 
 def attributes(event: Any) -> str | None:
-    """Return the attributes of device work as the importer of Kineto's files writes them; None if nothing is said."""
+    """Return the attributes of device work in the form of the importer of Kineto's files; None without details."""
     ask = getattr(event, "metadata_json", None)
     told = _read(ask()) if ask is not None else {}
     found = {ours: told[theirs] for theirs, ours in _WORDS.items() if theirs in told}

@@ -1,4 +1,4 @@
-"""Who is using Kineto, torch's profiler, of which there is one in a process: xsp's own collector, or the program."""
+"""The use of Kineto, torch's profiler, of which a process has one: by xsp's own collector, or by the program."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from collections.abc import Iterator
 from typing import Any
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
-"""It logs two lines to stderr each time it is switched, unless this says otherwise."""
+"""Variable of Kineto's log level; by default Kineto logs two lines to stderr each time it is switched."""
 
 COMPLAINT = b"ERROR: External init callback must run in same thread as registerClient"
-"""Begins the line that it prints, whatever its log level, where its first use is not in the thread that loaded it."""
+"""Begin of the line that Kineto prints at any log level if its first use is not in the thread that loaded it."""
 
 ours = False
-"""Whether xsp's collector has it on."""
+"""Whether xsp's collector has switched Kineto on."""
 
 
 _lets_children_end = False
 
 _first_use = threading.RLock()
 _was_used = False
-"""Whether it was used already, by xsp; the complaint comes at the first use of all."""
+"""Whether xsp has used Kineto before; the complaint comes only at the very first use."""
 
 
 def let_children_end() -> None:
-    """See to it that children forked from now on can end: once Kineto was used, their exit hangs in its destructors.
+    """Make children that are forked from now on able to exit: after a use of Kineto they hang in its destructors.
 
-    Those wait for a thread that stayed with the parent. The C library's `on_exit` ends such a child with its own status
-    when Python has finished, before they run.
+    The destructors wait for a thread that stayed with the parent. The C library's `on_exit` ends such a child with its
+    own status when Python has finished, before they run.
     """
     global _lets_children_end
     if not _lets_children_end and hasattr(os, "register_at_fork"):
@@ -42,26 +42,26 @@ def let_children_end() -> None:
 
 def _end_without_destructors() -> None:
     library = ctypes.CDLL(None)
-    if hasattr(library, "on_exit"):  # of glibc
+    if hasattr(library, "on_exit"):  # only in glibc
         atexit.register(library.fflush, None)
         library.on_exit(library._exit, None)
 
 
 def enabled() -> bool:
-    """Return whether Kineto is recording on this thread, whoever asked it to."""
+    """Return whether Kineto is recording on this thread, for xsp or for the program."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and bool(torch._C._autograd._profiler_enabled())
 
 
 def used_by_program() -> bool:
-    """Return whether the program itself has it on."""
+    """Return whether the program itself has switched Kineto on."""
     return enabled() and not ours
 
 
 def use_once() -> bool:
-    """Let Kineto set itself up, which it does at its first use, and return whether there is one.
+    """Use Kineto once, so that it initializes itself; return False if there is no Kineto or it is in use.
 
-    It wants its first use in the thread that loaded it.
+    Its first use should be in the thread that loaded it.
     """
     if "torch" not in sys.modules or enabled():
         return False
@@ -72,10 +72,10 @@ def use_once() -> bool:
 
 @contextlib.contextmanager
 def without_complaint() -> Iterator[None]:
-    """Keep its complaint about the thread out of the program's stderr, where it may be used for the first time.
+    """Keep Kineto's complaint about the thread out of the program's stderr, around a possible first use.
 
-    Threads other than the main one divert C's `stderr`, which glibc documents as assignable; what else is printed
-    there meanwhile is passed on. Python's `sys.stderr` does not go through it.
+    Threads other than the main one divert C's `stderr`, which glibc documents as assignable; other output to it in that
+    time is passed on. Python's `sys.stderr` does not go through it.
     """
     global _was_used
     with _first_use:
@@ -100,7 +100,7 @@ class _Diverted:
 
     @classmethod
     def stderr(cls) -> _Diverted | None:
-        """Divert it; None where that is not possible."""
+        """Divert `stderr`; return None if that is not possible."""
         library = ctypes.CDLL(None)
         try:
             return cls(library, ctypes.c_void_p.in_dll(library, "stderr"))
@@ -108,7 +108,7 @@ class _Diverted:
             return None
 
     def end(self) -> None:
-        """Put it back, and pass on what is not the complaint."""
+        """Restore `stderr`, and pass on all output but the complaint."""
         self._stream.value = self._real.value
         self._library.fflush(self._file)
         printed = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
@@ -119,7 +119,7 @@ class _Diverted:
 
 @contextlib.contextmanager
 def host_only() -> Iterator[None]:
-    """Have Kineto record the host, quietly; without torch do nothing."""
+    """Record the host with Kineto, without its log output; do nothing without torch."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         yield

@@ -1,4 +1,4 @@
-"""What OpenTelemetry's conventions for generative models (`gen_ai.*`) say of a language model's forward pass."""
+"""OpenTelemetry's attributes for generative models (`gen_ai.*`) of a language model's forward pass."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def attributes(model: nn.Module, input_shapes: str | None) -> dict[str, Any]:
     """Return the attributes of a forward pass; empty if the model is not one that generates text.
 
     Args:
-        model: the outermost module; a wrapper that holds the model as `module` is looked through.
-        input_shapes: of the call, as JSON; the first is that of the tokens.
+        model: the outermost module; if it is a wrapper with an attribute `module`, that module counts.
+        input_shapes: shapes of the call's inputs as JSON; the first is the shape of the tokens.
     """
     inner = getattr(model, "module", model)
     if not _generates(inner):
@@ -29,9 +29,9 @@ def attributes(model: nn.Module, input_shapes: str | None) -> dict[str, Any]:
 
 
 def _generates(model: Any) -> bool:
-    """Ask the model itself, as transformers' models can be asked."""
+    """Return the model's own answer; models of transformers have `can_generate`."""
     answer = False
-    with contextlib.suppress(Exception):  # somebody else's method of that name
+    with contextlib.suppress(Exception):  # another library's method of that name
         answer = model.can_generate() is True
     return answer
 

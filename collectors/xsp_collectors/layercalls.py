@@ -1,8 +1,8 @@
-"""Calls of layers that nobody saw being called, made of the work that is known to be theirs.
+"""Calls of layers that were not observed, reconstructed from the work that is known to be theirs.
 
-Where code does not call its modules (compiled code, a replayed graph), work is still known to be of layers. Work in
-a row that is of one layer is a call of it; it lasts from the first piece to the last, and lies in the calls of the
-layers around it.
+Code that does not call its modules (compiled code, a replayed graph) still does work of known layers. Consecutive work
+of one layer is one call of it; the call lasts from the first piece of work to the last, and lies inside the calls of
+the layers around it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class Layer(NamedTuple):
     """A call of a module."""
 
     call: str
-    """Tells two calls of one module apart, as far as that is known."""
+    """Identifies the call, to distinguish calls of one module as far as they are known."""
 
     name: str
     type: str
 
 
 Path = tuple[Layer, ...]
-"""Calls of modules, outermost first; without any, the work is that of whoever called the code."""
+"""Calls of modules, outermost first; empty for work that belongs to the caller of the code."""
 
 
 def common(paths: Iterable[Path]) -> Path:
-    """Return the innermost layer, with those around it, that all paths lie in."""
+    """Return the longest common prefix: the innermost layer that contains all paths, with the layers around it."""
     first, *others = paths
     length = 0
     while length < len(first) and all(path[: length + 1] == first[: length + 1] for path in others):
@@ -40,20 +40,20 @@ def common(paths: Iterable[Path]) -> Path:
 
 
 class Rows:
-    """The calls of layers that pieces of work, given in the order of their starts, make up."""
+    """The calls of layers that consecutive pieces of work, in the order of their starts, make up."""
 
     def __init__(self, evidence: str) -> None:
-        """Begin; `evidence` stands in the spans' attributes."""
+        """Start without calls; `evidence` is put into the spans' attributes."""
         self.calls: list[Span] = []
         self.by_path: dict[Path, list[Span]] = defaultdict(list)
-        """Calls of each layer, as they began: their durations are in `calls`."""
+        """Calls of each layer as at their begin; `calls` has their final durations."""
 
         self._evidence = json.dumps({"evidence": evidence})
-        self._open: list[int] = []  # places in self.calls, outermost first
+        self._open: list[int] = []  # indexes into self.calls, outermost first
         self._path: Path = ()
 
     def add(self, work: Span, path: Path) -> Span | None:
-        """Count a piece of work to a layer, and return the call that it belongs to; None if it is of no layer."""
+        """Assign a piece of work to a layer, and return the call that it belongs to; None if it is of no layer."""
         shared = len(common([self._path, path]))
         del self._open[shared:]
         for depth in range(shared, len(path)):

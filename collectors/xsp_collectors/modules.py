@@ -1,10 +1,10 @@
-"""Calls of `torch.nn.Module`: the outermost at the model level, each of them at the layer level.
+"""Calls of `torch.nn.Module`: the outermost calls at the model level, all calls at the layer level.
 
-One wrapper around `Module.__call__` sees every module of every model in every thread, also those that are
-built later, copied, pickled or replicated. It is put there once per block: a class attribute that changed at
-each step would invalidate Python's caches of every module class, and from 3.13 on exhaust them. Instead of
-calling the wrapped method it does what that method does (one comparison, then `_call_impl`), so that it adds
-no Python frame; hooks of the user's own stay inside the layer that they belong to.
+One wrapper around `Module.__call__` sees every module of every model in every thread, also modules that are built
+later, copied, pickled or replicated. It is installed once per block: changing a class attribute at each step would
+invalidate Python's caches of every module class, and exhaust them from 3.13 on. The wrapper does not call the wrapped
+method but does the same (one comparison, then `_call_impl`), so it adds no Python frame; the user's hooks stay inside
+the layer that they belong to.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from xsp_collectors import language
 from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
 
 _OFF, _INSIDE, _WATCH, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
-# _INSIDE: the one thread of the program is in an outermost call, and no other call is of interest
+# _INSIDE: the program's only thread is in an outermost call, and inner calls are not needed
 # _WATCH: an outermost call is signalled only if it is not in `Outline.usual`
 # _ENDS: as _WATCH, and the end of each outermost call is signalled
 
 _FORWARD = Kind.FORWARD
 
 MOST_LETTERS = 200
-"""Of what a module says of its hyper-parameters."""
+"""Longest text of a module's hyper-parameters."""
 
 _PROBED = 500
 
 
 class _Call(NamedTuple):
-    """One call, as `_decoded` makes it of what the wrapper leaves; calls stand in the order of their ends."""
+    """One call, made by `_decoded` from the wrapper's list; calls are in the order of their ends."""
 
     module: nn.Module
     thread: int
@@ -53,28 +53,28 @@ class _Call(NamedTuple):
     end: int
     inputs: Sketch | None = None
     outputs: Sketch | None = None
-    """Of what it returned; None in steps that do not describe."""
+    """Sketch of the returned value; None in steps that do not describe."""
 
     error: str | None = None
     given: tuple[int, ...] = ()
-    """Numbers of the tensors among its arguments, and of those that it returned; in steps that describe."""
+    """Numbers of the tensors in its arguments and, in `returned`, in its result; only in steps that describe."""
 
     returned: tuple[int, ...] = ()
 
 
 _FIELDS = 6
-"""Of a call in the wrapper's flat list, which takes fewer lines of the cache than a list of tuples, and which the
-garbage collector does not count: the first five of `_Call`, and a tuple of the others, None for most calls."""
+"""Number of entries per call in the wrapper's flat list: the first five fields of `_Call`, and a tuple of the others,
+None for most calls. A flat list needs fewer cache lines than a list of tuples, and the garbage collector ignores it."""
 
 
 def _decoded(flat: list[Any]) -> list[_Call]:
-    """Return the calls in a list of the wrapper's."""
+    """Return the calls in one of the wrapper's lists."""
     each = iter(flat)
     return [_Call(*call[:-1], *(call[-1] or ())) for call in zip(*[each] * _FIELDS, strict=True)]
 
 
 class _Threads(threading.local):
-    """What the wrapper knows of the thread it runs in: depth of calls, id. One look-up for both."""
+    """The wrapper's state in its thread: depth of calls, native id. One look-up gives both."""
 
     def __init__(self) -> None:
         self.here = [0, threading.get_native_id()]
@@ -97,17 +97,17 @@ class ModuleCalls(Collector):
         self._numbers = Numbers()
         self._notes: set[str] = set()
         self._mute: dict[str, str] = {}
-        """Class of modules whose `extra_repr` raised, and what."""
+        """Classes of modules whose `extra_repr` raised, and the class of the error."""
 
     def open(self) -> None:
-        """Put the wrapper around `Module.__call__`; it passes calls through until the first `start`."""
+        """Wrap `Module.__call__`; the wrapper passes calls through until the first `start`."""
         self._original = nn.Module.__call__
         self._wrapper, self._set_mode = _wrap(self._original, self._calls.extend, self)
         nn.Module.__call__ = self._wrapper  # type: ignore[method-assign]
         self.stop()
 
     def close(self) -> None:
-        """Take the wrapper away again."""
+        """Remove the wrapper."""
         self._set_mode(_OFF)
         if nn.Module.__call__ is self._wrapper:
             nn.Module.__call__ = self._original  # type: ignore[method-assign]
@@ -124,11 +124,11 @@ class ModuleCalls(Collector):
         self._set_mode(_OUTERMOST if not self._layers else _DESCRIBE if describe else _ALL)
 
     def stop(self) -> None:
-        """Record nothing; outermost calls are still signalled where a session listens."""
+        """Stop recording; outermost calls are still signalled if a session listens."""
         self._set_mode(_OFF if self.notify is ignore and self.outline is None else _SIGNAL)
 
     def hush(self, quiet: bool, but: Signal | None = None) -> None:
-        """Let calls pass by, or signal their ends alone; a call that is not in `Outline.usual` is signalled first."""
+        """Ignore calls, or signal only their ends; a call that is not in `Outline.usual` is signalled first."""
         if quiet:
             self._set_mode(_ENDS if but is Signal.CALL_END else _OFF if self.outline is None else _WATCH)
         else:
@@ -136,7 +136,7 @@ class ModuleCalls(Collector):
 
     def settle(self) -> None:
         """Wait for the GPU, so that a step ends when its work has ended."""
-        # not `is_available`, which asks the driver, inside the step; and waiting would break a graph's capture
+        # not `is_available`, which would call the driver inside the step; waiting would break a graph's capture
         if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
 
@@ -153,7 +153,7 @@ class ModuleCalls(Collector):
         return self._spans_of(own)
 
     def drop_before(self, time: int) -> None:
-        """Forget the calls that ended before."""
+        """Discard the calls that ended before a time."""
         calls = self._calls[:]  # other threads append meanwhile
         ends = calls[4::_FIELDS]
         kept = [calls[_FIELDS * place : _FIELDS * (place + 1)] for place, end in enumerate(ends) if end >= time]
@@ -171,19 +171,19 @@ class ModuleCalls(Collector):
                 yield self._layer(call)
 
     def notes(self) -> Iterable[str]:
-        """Return what could not be seen inside compiled modules, and the like."""
+        """Return sentences on unseen calls inside compiled modules, and on other problems."""
         found, self._notes = sorted(self._notes), set()
         mute, self._mute = self._mute, {}
         yield from found
         yield from (f"extra_repr of {kind} raised {error}: its parameters are unknown" for kind, error in mute.items())
 
     def probe(self) -> Probe | None:
-        """Return calls of an empty module inside another, as most calls are; None where hooks would be called too."""
+        """Return a probe of calls of an empty module in another one, the usual case; None if hooks would run too."""
         module, argument = _Repeat(nn.Identity(), _PROBED), torch.empty(0, device="cpu")
         return None if _has_global_hooks() else Probe(lambda: module(argument), spans=_PROBED)
 
     def outer_probe(self) -> Probe | None:
-        """Return an outermost call of an empty module; None where hooks would be called too."""
+        """Return a probe of an outermost call of an empty module; None if hooks would run too."""
         module, argument = nn.Identity(), torch.empty(0, device="cpu")
         return None if _has_global_hooks() else Probe(lambda: module(argument), spans=1)
 
@@ -233,12 +233,12 @@ class ModuleCalls(Collector):
         )
 
     def _described(self, call: _Call, outputs: Sketch, entry: _Entry) -> str:
-        """Return the attributes of a module call as JSON, with those that only steps that describe have."""
+        """Return the attributes of a module call as JSON, including those that only describing steps have."""
         found: dict[str, Any] = json.loads(entry.told)
         if outputs:
             found[OUTPUTS] = [list(shape) for shape, _ in outputs]
         found |= {name: list(numbers) for name, numbers in ((GIVEN, call.given), (RETURNED, call.returned)) if numbers}
-        if entry.param_bytes:  # a program may freeze parameters at any time, so this is of the step
+        if entry.param_bytes:  # a program may freeze parameters at any time, so this is determined in each step
             found[TRAINABLE] = sum(each.nbytes for each in call.module.parameters() if each.requires_grad)
         try:
             told = call.module.extra_repr()
@@ -253,15 +253,15 @@ class ModuleCalls(Collector):
 def _wrap(
     original: Callable[..., Any], extend: Callable[[tuple[Any, ...]], None], collector: ModuleCalls
 ) -> tuple[Callable[..., Any], Callable[[int], None]]:
-    """Return the wrapper of `original`, which adds calls to a list by its `extend`, and what sets its mode."""
+    """Return the wrapper of `original`, which adds calls to a list by `extend`, and the function that sets its mode."""
     mode = _OFF
-    outside, records = _OFF, False  # the mode outside of the outermost call, and whether it is one that records
+    outside, records = _OFF, False  # the mode outside of the outermost call; whether `mode` records
     threads, numbers = _Threads(), collector._numbers
     clock, grad_enabled, threads_running = monotonic_ns, torch.is_grad_enabled, _threads_running()
-    # Dynamo traces through the wrapper. Asking it keeps clocks and lists out of compiled graphs; asking it
-    # first keeps `mode` out of their guards, which would have them compiled again for each mode.
+    # Dynamo traces through the wrapper. This check keeps clocks and lists out of compiled graphs; doing it first
+    # keeps `mode` out of their guards, which would cause a recompilation for each mode.
     is_tracing = torch.compiler.is_dynamo_compiling
-    # Only where the method is torch's own may its body be taken over; else the method itself is called.
+    # The body of the method may be inlined only if it is torch's own; else the method itself is called.
     plain = original is getattr(nn.Module, "_wrapped_call_impl", None) and hasattr(nn.Module, "_call_impl")
 
     def set_mode(new: int) -> None:
@@ -269,7 +269,7 @@ def _wrap(
         mode, records = new, new > _SIGNAL
 
     def begin(module: Any, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch | None:
-        """Note and signal that an outermost call begins; return what it is given, in modes that record."""
+        """Note and signal the begin of an outermost call; return a sketch of its inputs in modes that record."""
         nonlocal mode, outside
         outline = collector.outline
         if outline is not None and (owner := outline.thread) in (None, thread):
@@ -278,7 +278,7 @@ def _wrap(
             word = (_FORWARD, number, type(module), trains, first_shape(args, kwargs))
             if mode <= _ENDS and outline.usual is not None:
                 if word not in outline.usual:
-                    collector.notify(Signal.UNUSUAL, module)  # which ends the stretch, and sets another mode
+                    collector.notify(Signal.UNUSUAL, module)  # ends the stretch, and sets another mode
                 elif outline.ended_ns is not None:
                     outline.begin_step(clock())
             outline.append(word)
@@ -287,7 +287,7 @@ def _wrap(
         if mode > _ENDS:
             collector.notify(Signal.CALL_BEGIN, module)
         inputs = sketch(args, kwargs) if records else None
-        # in a service (no outline) a thread that starts inside a call serves a request of its own
+        # in a service (no outline) a thread that starts during a call serves a request of its own
         if mode <= _OUTERMOST and outline is not None and threads_running() == 1:
             outside, mode = mode, _INSIDE
         return inputs
@@ -340,19 +340,19 @@ def _take_back(outline: Outline, word: tuple[Any, ...]) -> None:
 
 
 def _threads_running() -> Callable[[], int]:
-    """Return what counts the threads that run: `threading.active_count` without its lock, which takes 0.4 µs."""
+    """Return a function that counts running threads: `threading.active_count` without its lock, which takes 0.4 µs."""
     running = getattr(threading, "_active", None)
     return running.__len__ if isinstance(running, dict) else threading.active_count
 
 
 class _Entry(NamedTuple):
-    """What is known of a module without running it."""
+    """The properties of a module that are known without running it."""
 
     reference: weakref.ref[nn.Module]
     name: str
     type: str
     told: str
-    """The attributes of its calls, as JSON."""
+    """Attributes of its calls, as JSON."""
 
     param_bytes: int
     compiled: bool
@@ -365,18 +365,18 @@ class _Catalog:
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
         self._unnamed: dict[int, _Entry] = {}
-        """Of modules in trees whose outermost call has not been seen, and may yet be."""
+        """Entries of modules in trees whose outermost call has not been seen yet."""
 
         self._roots: dict[str, weakref.ref[nn.Module]] = {}
         self._labels: dict[int, str | None] = {}
-        """Of outermost modules, by their number in `xsp.subjects`."""
+        """Labels of outermost modules, by their number in `xsp.subjects`."""
 
     def add(self, root: nn.Module, number: int | None = None) -> None:
-        """Learn the names of all modules in `root` that have none yet.
+        """Learn the names of all modules in `root` that are not known yet.
 
         Args:
             root: an outermost module.
-            number: shared by those that replace each other; None if that is not known.
+            number: number that modules share if they replace each other; None if unknown.
         """
         if self._known(root) is None:
             label = None
@@ -391,7 +391,7 @@ class _Catalog:
                     self._entries[id(module)] = _entry(module, name, label)
 
     def _label(self, root: nn.Module) -> str | None:
-        """Return the class of an outermost module, numbered; None of the first, whose modules' names need no more."""
+        """Return the numbered class of an outermost module; None for the first one, whose modules need no label."""
         kind = type(root).__name__
         numbered = itertools.chain((kind,), (f"{kind}({number})" for number in itertools.count(2)))
         free = (each for each in numbered if each not in self._roots or self._roots[each]() is None)
@@ -401,7 +401,7 @@ class _Catalog:
         return None if is_first else label
 
     def entry(self, module: nn.Module) -> _Entry:
-        """Return a module's entry; one that is in no tree that was called is named by its class."""
+        """Return a module's entry; a module in no tree that was called is named by its class."""
         known = self._known(module)
         if known is None:
             known = self._unnamed.get(id(module))
@@ -431,7 +431,7 @@ def _entry(module: nn.Module, name: str, root: str | None = None) -> _Entry:
 
 
 def _text(name: str) -> str:
-    """Return a name with a question mark for what UTF-8 cannot hold, which readers of JSON refuse."""
+    """Return a name with question marks for characters that UTF-8 cannot encode, which readers of JSON reject."""
     return name.encode("utf-8", "replace").decode()
 
 
@@ -443,7 +443,7 @@ def _has_global_hooks() -> bool:
 
 
 class _Repeat(nn.Module):
-    """Calls a module many times."""
+    """A module that calls another one many times."""
 
     def __init__(self, module: nn.Module, times: int) -> None:
         super().__init__()
@@ -455,7 +455,7 @@ class _Repeat(nn.Module):
 
 
 def shortened(told: str) -> str:
-    """Return what a module says of itself on one line, without secrets, cut where it is long."""
+    """Return a module's description on one line, without secrets, and cut if it is long."""
     told = told[: 4 * MOST_LETTERS].encode("utf-8", "replace").decode()
     line = scrub.stated(" ".join(told.split()))
     return line if len(line) <= MOST_LETTERS else line[: MOST_LETTERS - 1] + "…"

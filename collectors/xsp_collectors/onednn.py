@@ -1,12 +1,12 @@
 """Primitives of oneDNN, the library under PyTorch's CPU operators, through its own verbose output.
 
-oneDNN prints one line per primitive, with the time at which it began and how long it ran. The lines go to C's
-`stdout`, which is diverted for the length of a step, and for as long after it as a primitive of another thread may
-still be running that began in it: see `cstdout`.
+oneDNN prints one line per primitive, with its begin and duration. The lines go to C's `stdout`, which is diverted
+during a step, and afterwards for as long as a primitive of another thread that began in the step may still be running:
+see `cstdout`.
 
-oneDNN adds timestamps only if ONEDNN_VERBOSE_TIMESTAMP stood in the environment before it was first used;
-`xsp run` and `xsp profile` see to that. What PyTorch hands to MKL or to its own kernels leaves no line: of
-those operators the library is unknown, and xsp says so rather than guess.
+oneDNN adds timestamps only if ONEDNN_VERBOSE_TIMESTAMP was set in the environment before its first use; `xsp run` and
+`xsp profile` set it. Work that PyTorch gives to MKL or to its own kernels leaves no line: the library of such operators
+is unknown, and xsp reports it as unknown instead of guessing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIELDS = (
 
 
 class OneDnnPrimitives(Collector):
-    """Executed primitives (LIBRARY). They carry no thread id; oneDNN does not tell it."""
+    """Executed primitives (LIBRARY). They have no thread id, because oneDNN does not report it."""
 
     name = "onednn"
     levels = (Level.LIBRARY,)
@@ -52,13 +52,13 @@ class OneDnnPrimitives(Collector):
         return CapturedStdout.unavailable()
 
     def open(self) -> None:
-        """Ask for timestamps, and make the file in memory."""
+        """Request timestamps, and make the file in memory."""
         self._environment = os.environ.get(_TIMESTAMP)
         os.environ[_TIMESTAMP] = "1"
         self._output = CapturedStdout(_PREFIX, _silence)
 
     def close(self) -> None:
-        """Restore the environment, and give the file back."""
+        """Restore the environment, and close the file."""
         if self._environment is None:
             os.environ.pop(_TIMESTAMP, None)
         if self._output is not None:
@@ -67,7 +67,7 @@ class OneDnnPrimitives(Collector):
             self._output = None
 
     def start(self, rung: Level, describe: bool) -> None:
-        """Let oneDNN speak, to us."""
+        """Divert oneDNN's verbose output and switch it on."""
         if self._output is not None:
             self._on = self._output.begin()
             self._busy += not self._on
@@ -75,7 +75,7 @@ class OneDnnPrimitives(Collector):
                 torch._C._verbose.mkldnn_set_verbose(1)
 
     def stop(self) -> None:
-        """Let it be silent again."""
+        """Switch oneDNN's verbose output off, and take its lines."""
         if self._output is not None and self._on:
             self._on = False
             _silence()
@@ -90,7 +90,7 @@ class OneDnnPrimitives(Collector):
                 yield span._replace(collector=self.name)
 
     def notes(self) -> Iterator[str]:
-        """Say which lines could not be used."""
+        """Yield sentences on lines that could not be used."""
         if self._untimed:
             yield (
                 f"{self._untimed} oneDNN primitives have no timestamp and were left out, because oneDNN was "
@@ -105,7 +105,7 @@ class OneDnnPrimitives(Collector):
         self._untimed = self._unread = self._late = self._busy = 0
 
     def probe(self) -> Probe | None:
-        """Return the smallest primitive, if PyTorch gives it to oneDNN on this machine."""
+        """Return a probe of small primitives, if PyTorch gives them to oneDNN on this machine."""
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return None
         value = torch.zeros(64, 64, dtype=torch.bfloat16)
@@ -117,7 +117,7 @@ class OneDnnPrimitives(Collector):
         return Probe(run, spans=50)
 
     def _primitive(self, fields: list[str]) -> Span | None:
-        """Read one line: prefix, version, [timestamp,] component, operation, … , execution time in ms."""
+        """Parse one line: prefix, version, [timestamp,] component, operation, … , execution time in ms."""
         try:
             begin = next(place for place, field in enumerate(fields) if field in ("primitive", "graph"))
             if fields[begin + 1] != "exec":
@@ -128,7 +128,7 @@ class OneDnnPrimitives(Collector):
             start_ns = round(float(fields[begin - 1]) * 1e6)
             dur_ns = round(float(fields[-1]) * 1e6)
         except StopIteration:
-            return None  # lines on the library itself
+            return None  # a line about the library itself
         except (IndexError, ValueError):
             self._unread += 1
             return None

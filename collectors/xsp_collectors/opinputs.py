@@ -1,7 +1,7 @@
-"""What torch.profiler says of an operator's inputs in a step that describes: overload, types, strides, other arguments.
+"""torch.profiler's details of an operator's inputs in a step that describes: overload, types, strides, other arguments.
 
-These are attributes of the span. With the shapes they tell the whole call, but for texts (`equation`, `rounding_mode`)
-and the values of tensors, of which torch.profiler says nothing. What an operator returns it does not say either.
+These are attributes of the span. With the shapes they describe the whole call, except for strings (`equation`,
+`rounding_mode`) and the values of tensors, which torch.profiler does not report. Nor does it report outputs.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 from xsp.schema import DTYPES, OVERLOAD, SCALARS, STRIDES
 
 MOST_LETTERS = 256
-"""Of an argument that is neither a number nor a list of numbers."""
+"""Longest text of an argument that is neither a number nor a list of numbers."""
 
 _LIST = "TensorList"
 
 
 class Lists:
-    """The types of the tensors in lists, which the events do not tell and their tree does; it is read when asked."""
+    """The types of the tensors in lists. Events do not have them, but their tree does, which is read when needed."""
 
     def __init__(self, tree: Callable[[], list[Any]]) -> None:
         self._tree = tree
         self._found: dict[tuple[str, int], list[Any]] | None = None
 
     def dtypes(self, event: Any, place: int) -> list[str] | None:
-        """Return the types of the tensors in the list that an operator has at a place; None if they are not told."""
+        """Return the types of the tensors in the list that is an operator's input `place`; None if they are unknown."""
         if self._found is None:
             self._found = dict(_with_lists(self._tree()))
         inputs = self._found.get((event.name(), event.start_ns()), [])
@@ -41,7 +41,7 @@ class Lists:
 
 
 def shapes(event: Any) -> list[Any]:
-    """Return the shapes of the inputs, those in lists too; an older torch tells none of these."""
+    """Return the shapes of the inputs, including those in lists, which an older torch does not report."""
     structured = getattr(event, "structured_input_shapes", None)
     found = event.shapes()
     nested = structured() if structured is not None else []
@@ -49,7 +49,7 @@ def shapes(event: Any) -> list[Any]:
 
 
 def attributes(known: str | None, event: Any, shapes: list[Any], lists: Lists) -> str:
-    """Return the attributes of an operator's span as JSON: those that it has, and what its inputs are."""
+    """Return the attributes of an operator's span as JSON: the known ones, and the details of its inputs."""
     dtypes = [
         (lists.dtypes(event, place) or _LIST) if word == _LIST else word for place, word in enumerate(event.dtypes())
     ]
@@ -68,7 +68,7 @@ def attributes(known: str | None, event: Any, shapes: list[Any], lists: Lists) -
 
 
 def _strides(shapes: list[Any], strides: list[Any]) -> list[Any]:
-    """Return strides, null where a tensor (or each of a list) is contiguous, or there is none."""
+    """Return strides; None for a contiguous tensor (or a list of them), and for other inputs."""
     if len(strides) != len(shapes):
         return []
     found: list[Any] = []
@@ -82,7 +82,7 @@ def _strides(shapes: list[Any], strides: list[Any]) -> list[Any]:
 
 
 def _is_contiguous(shape: list[int], stride: list[int]) -> bool:
-    """Return what torch calls contiguous; a dimension of one element may have any stride."""
+    """Return whether torch considers a tensor contiguous; a dimension of one element may have any stride."""
     if len(shape) != len(stride) or 0 in shape:
         return True
     expected = 1
@@ -95,7 +95,7 @@ def _is_contiguous(shape: list[int], stride: list[int]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument as JSON can hold it; what is not finite is text."""
+    """Return an argument in a form that JSON supports; numbers that are not finite become text."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_lists(tree: list[Any]) -> Iterator[tuple[tuple[str, int], list[Any]]]:
-    """Yield name, start and inputs of the operators that take lists."""
+    """Yield name and start, and the inputs, of operators that take lists."""
     pending = list(tree)
     while pending:
         event = pending.pop()
@@ -122,4 +122,4 @@ _WORDS = {
     torch.uint8: "unsigned char", torch.bool: "bool", torch.complex64: "c10::complex<float>",
     torch.complex128: "c10::complex<double>",
 }  # fmt: skip
-"""How Kineto calls the types of torch."""
+"""Kineto's names of torch's types."""

@@ -1,13 +1,13 @@
-"""Which layers the code that torch.compile generated comes from, by the compiler's own account.
+"""The layers from which torch.compile generated code, according to the compiler.
 
-In compiled code no module is called, so there are no calls of layers to see. But the compiler knows: Dynamo notes
-on each node of its graph in which modules it was traced, and inductor writes above each kernel call the nodes that
-it was made of. Both are read when something is compiled, which takes no part of a timed step, switches no option,
-and so causes nothing to be compiled anew. Code that inductor takes from its cache carries the comments too; but
-then a backward graph is not traced again, and of its nodes only those of the forward pass have a layer.
+Compiled code calls no modules, so no calls of layers can be observed. But the compiler knows the layers: Dynamo notes
+on each node of its graph the modules in which it was traced, and inductor writes above each kernel call the nodes that
+it was made of. Both are read when something is compiled, which is not part of a timed step; no option is switched, so
+nothing is recompiled. Code that inductor takes from its cache has the comments too; but a backward graph is not traced
+again then, and of its nodes only those of the forward pass have a layer.
 
-What is read here is internal to torch: where a part of it is missing or says nothing, operators stay where they
-are, in the compiled module as a whole.
+The data that is read here is internal to torch: if a part is missing, operators stay children of the compiled module as
+a whole.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from xsp_collectors.layercalls import Layer, Path
 
 
 class Site(NamedTuple):
-    """A place in generated code at which it calls a kernel or an operator."""
+    """A place in generated code that calls a kernel or an operator."""
 
     operator: str
-    """The name under which a profiler shows what runs there."""
+    """The name of the call in a profiler."""
 
     sources: tuple[str, ...]
-    """The nodes of the graph that it was made of."""
+    """The nodes of the graph from which the call was generated."""
 
 
 class Graph(NamedTuple):
@@ -38,31 +38,31 @@ class Graph(NamedTuple):
 
     sites: list[Site]
     paths: dict[str, Path | None]
-    """By node; None where inductor added the node itself. Nodes of which nothing is known are missing."""
+    """Paths by node; None for a node that inductor added. Nodes about which nothing is known are missing."""
 
 
 class CompiledGraphs:
-    """The graphs that inductor made while this was open, by the key under which a profiler shows their calls."""
+    """The graphs that inductor compiled while this was open, by the key in a profiler's name of their calls."""
 
     def __init__(self) -> None:
         self._graphs: dict[str, Graph | None] = {}
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._now = _Compiling()
         self.unread: set[str] = set()
-        """What went wrong while graphs were read."""
+        """Errors in reading graphs."""
 
     def get(self, key: str) -> Graph | None:
-        """Return a graph, or None if it was compiled at another time, or if several have its key."""
+        """Return a graph; None if it was compiled at another time, or if several graphs have its key."""
         return self._graphs.get(key)
 
     def open(self) -> None:
-        """Listen to torch.compile; nothing is imported that the program did not use."""
+        """Hook into torch.compile; nothing is imported that the program does not use."""
         entry: Any = getattr(torch, "_TorchCompileInductorWrapper", None)
         if entry is not None:
             self._replace(entry, "__call__", self._around_dynamo)
 
     def close(self) -> None:
-        """Take everything out again that nobody else has replaced since."""
+        """Remove the hooks, except those that other code has replaced since."""
         for owner, name, ours, original in reversed(self._replaced):
             if owner.__dict__.get(name) is ours:
                 setattr(owner, name, original)
@@ -88,7 +88,7 @@ class CompiledGraphs:
         return __call__
 
     def _listen_to_inductor(self) -> None:
-        # torch.compile imports both next; a backward pass is compiled later, when it first runs
+        # torch.compile imports both next anyway; a backward pass is compiled later, when it first runs
         from torch._inductor import compile_fx, output_code
 
         if len(self._replaced) == 1:
@@ -106,7 +106,7 @@ class CompiledGraphs:
         return _compile_fx_inner
 
     def _around_loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Read a graph when it is ready, fresh or from a cache: by now inductor has added its own nodes."""
+        """Wrap `post_compile` to read a graph when it is ready, new or cached: inductor has then added its nodes."""
 
         def post_compile(compiled: Any, *arguments: Any, **options: Any) -> Any:
             with self._reading():
@@ -125,26 +125,26 @@ class CompiledGraphs:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # the program's own compilation goes on
+        except Exception as error:  # the program's own compilation must continue
             self.unread.add(f"{type(error).__name__}: {error}")
 
 
 class _Compiling(threading.local):
-    """What this thread compiles."""
+    """The compilation that runs on this thread."""
 
     def __init__(self) -> None:
         self.traced: dict[str, Path] = {}
-        """Dynamo's nodes."""
+        """Paths of Dynamo's nodes."""
 
         self.lowered: Any = None
-        """The graph that inductor makes code of."""
+        """The graph that inductor generates code from."""
 
 
 # --- graphs -----------------------------------------------------------------------------------------------
 
 
 def paths_of(graph: Any) -> dict[str, Path]:
-    """Return the layers of the nodes of Dynamo's graph; a node in no module is the compiled code's own."""
+    """Return the layers of the nodes of Dynamo's graph; a node without modules belongs to the compiled code itself."""
     return {node.name: _path(node.meta.get("nn_module_stack")) for node in graph.nodes if _computes(node)}
 
 
@@ -152,8 +152,8 @@ def paths_of_lowered(graph: Any, traced: Mapping[str, Path]) -> dict[str, Path |
     """Return the layers of the nodes that inductor names.
 
     Args:
-        graph: inductor's; it names a node by the node of Dynamo's that it came from, one of a backward pass,
-            which came from none, by itself.
+        graph: inductor's graph; it names a node after Dynamo's node that it came from. A node of a backward pass came
+            from none, and has its own name.
         traced: the layers of Dynamo's nodes, as far as they are known.
     """
     found: dict[str, set[Path | None]] = {}
@@ -175,7 +175,7 @@ def _computes(node: Any) -> bool:
 
 
 def _path(stack: Mapping[str, tuple[str, Any]] | None) -> Path:
-    """Return the layers of a node, named relative to the module or function that was compiled."""
+    """Return the layers of a node, named relative to the compiled module or function."""
     return tuple(
         Layer(str(key), _relative(place), kind.rsplit(".", 1)[-1] if isinstance(kind, str) else kind.__name__)
         for key, (place, kind) in (stack or {}).items()
@@ -186,7 +186,7 @@ _STEP = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 
 
 def _relative(place: str) -> str:
-    """Return `blocks.0.fc` for `L['self'].blocks[0].fc` and for older ways to write it."""
+    """Return `blocks.0.fc` for `L['self'].blocks[0].fc`, and for older notations."""
     words = [word for word in _STEP.sub(r".\1", place).split(".") if word not in ("", "_modules", "_orig_mod")]
     return ".".join(words[2:] if words[:1] in (["L"], ["G"]) else words)
 
@@ -206,7 +206,7 @@ _CALLS = (
 
 
 def sites_of(code: str) -> list[Site]:
-    """Return the calls in code that inductor generated, in the order in which they are made.
+    """Return the call sites in code that inductor generated, in the order of execution.
 
     Inductor writes no sources above the calls of its C++ kernels: those sites have none.
     """
@@ -215,7 +215,7 @@ def sites_of(code: str) -> list[Site]:
 
 
 def _functions(code: str) -> dict[str, list[str]]:
-    """Return the lines of the functions that call kernels; the text of kernels before them is no part of them."""
+    """Return the lines of the functions that call kernels, without the source of the kernels before them."""
     found: dict[str, list[str]] = {}
     lines: list[str] | None = None
     for line in code.splitlines():

@@ -1,4 +1,4 @@
-"""What a call's tensors look like from outside: shapes, type, bytes. Holds on to no tensor."""
+"""The outside of a call's tensors: shapes, types, bytes. Keeps no reference to a tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 _NESTING = 4
-"""How deep tensors are looked for in lists and dictionaries (a cache of keys and values is 3 deep)."""
+"""Depth to which lists and dictionaries are searched for tensors (a key-value cache is 3 deep)."""
 
 
 class Inputs(NamedTuple):
@@ -28,28 +28,28 @@ NO_INPUTS = Inputs(None, None, None)
 
 
 Sketch = list[tuple[torch.Size, torch.dtype]]
-"""Shape and element type of each tensor among a call's arguments."""
+"""Shape and element type of each tensor in a call's arguments."""
 
 
 def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch:
-    """Return what `describe` needs of a call's arguments; hot, so most calls take the first way."""
+    """Return the sketch of a call's arguments for `describe`. Hot: most calls take the first branch."""
     if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
         return [(args[0].shape, args[0].dtype)]
     return sketch_of((args, kwargs))
 
 
 def sketch_of(value: Any) -> Sketch:
-    """Return shape and type of each tensor in a value; of a subclass that does not tell them, nothing."""
+    """Return shape and type of each tensor in a value; nothing if a subclass raises on being asked."""
     try:
         return [(tensor.shape, tensor.dtype) for tensor in _tensors(value, _NESTING)]
-    except Exception:  # the class of a tensor is the program's own: what it raises here is not to reach the program
+    except Exception:  # a tensor class of the program may raise, which must not reach the program
         return []
 
 
 class Numbers:
-    """Numbers tensors: one that is the same object and was not written to meanwhile has the same number.
+    """Numbers of tensors: the same object has the same number until it is written to.
 
-    It holds on to no tensor. What is written to a tensor of inference mode is not seen: those count no versions.
+    No reference to a tensor is kept. Writes to inference-mode tensors are not noticed, because these have no versions.
     """
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class Numbers:
         self._next = itertools.count()
 
     def of(self, value: Any) -> tuple[int, ...]:
-        """Return the number of each tensor in a value; nothing where one is of another class, which may do anything."""
+        """Return the number of each tensor in a value; nothing if one is of another class, with unknown behaviour."""
         found = list(_tensors(value, _NESTING))
         if not all(type(tensor) in (Tensor, Parameter) for tensor in found):
             return ()
         try:
             return tuple(map(self._number, found))
-        except Exception:  # as in `sketch_of`: inside a transform of functorch, say
+        except Exception:  # as in `sketch_of`; for instance inside a functorch transform
             return ()
 
     def _number(self, tensor: Tensor) -> int:
@@ -76,12 +76,12 @@ class Numbers:
         return number
 
     def clear(self) -> None:
-        """Forget all, so that numbers of the next step are not taken for these."""
+        """Forget all tensors, so that those of the next step get new numbers."""
         self._known.clear()
 
 
 def first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
-    """Return the shape of the first tensor that has a dimension among a call's arguments; None if there is none."""
+    """Return the shape of the first tensor with a dimension in a call's arguments; None if there is none."""
     if args and type(args[0]) is Tensor and args[0].ndim:
         return args[0].shape
     return next((tensor.shape for tensor in _tensors((args, kwargs), _NESTING) if tensor.ndim), None)
@@ -100,7 +100,7 @@ def describe(tensors: Sketch) -> Inputs:
 
 
 def tensor_bytes(tensors: Sketch) -> int | None:
-    """Return the bytes of all elements of some tensors; None if there is none."""
+    """Return the total bytes of the tensors' elements; None without tensors."""
     return sum(prod(shape) * dtype.itemsize for shape, dtype in tensors) if tensors else None
 
 

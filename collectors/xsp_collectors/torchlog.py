@@ -1,7 +1,7 @@
-"""The log level of torch's C++ half, which has no door in Python.
+"""The log level of torch's C++ code, which has no Python interface.
 
-Recording memory makes torch warn, on the program's own stderr, of every block that is older than the
-recording. That is no news to anybody; so while a step is described warnings are held back, errors are not.
+While memory is recorded, torch warns on the program's stderr of every block that is older than the recording. These
+warnings are useless; so warnings, but not errors, are suppressed while a step is described.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ _ERROR = 2
 
 
 class WarningsHeldBack:
-    """Raises the level between `begin` and `end`; does nothing where this torch does not let it be found."""
+    """A raised log level between `begin` and `end`; does nothing if this torch does not expose the level."""
 
     def __init__(self) -> None:
         self._level = _find()
         self._before: int | None = None
 
     def begin(self) -> None:
-        """Let nothing below an error be logged."""
+        """Suppress log messages below errors."""
         if self._level is not None:
             self._before = self._level.value
             self._level.value = max(self._before, _ERROR)
 
     def end(self) -> None:
-        """Restore the level that was there."""
+        """Restore the previous level."""
         if self._level is not None and self._before is not None:
             self._level.value, self._before = self._before, None
 

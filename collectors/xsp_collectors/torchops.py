@@ -1,8 +1,8 @@
 """Operators of ATen and autograd, and device work, through torch.profiler (Kineto).
 
-Recording the shapes of an operator's inputs costs more than recording its time, and they are the same in
-every step that has the same inputs. So timed steps record times, and the step that describes records shapes
-and memory; `xsp.store.merge` joins the two by structure.
+Recording the shapes of an operator's inputs costs more than recording its time, and they are the same in every step
+with the same inputs. So timed steps record times, and the describing step records shapes and memory;
+`xsp.store.merge` joins the two by structure.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from xsp_collectors.torchlog import WarningsHeldBack
 
 
 class TorchOps(DeviceCollector):
-    """Operators (OP), the layers of those in compiled code (LAYER), a communication backend's part of collectives.
+    """Operators (OP), the layers of operators in compiled code (LAYER), a communication backend's part of collectives.
 
-    As the source of device work, in kernel rungs, runtime calls (RUNTIME) and kernels and copies (KERNEL) too.
+    If it is the source of device work, also runtime calls (RUNTIME), kernels and copies (KERNEL), in the deeper rungs.
     """
 
     name = "torchops"
@@ -57,11 +57,11 @@ class TorchOps(DeviceCollector):
         return None if torch.cuda.is_available() else "there is no CUDA device"
 
     def open(self) -> None:
-        """Tell Kineto to be quiet: it logs two lines to stderr each time it is switched."""
+        """Lower Kineto's log level, because it logs two lines to stderr each time it is switched, and use it once."""
         kinetouse.let_children_end()
         self._log_level = os.environ.get(kinetouse.LOG_LEVEL)
         os.environ.setdefault(kinetouse.LOG_LEVEL, "99")
-        # Kineto wants its first use in the thread that loaded it, and a first use takes long.
+        # Kineto's first use should be in the thread that loaded it, and takes long.
         with kinetouse.without_complaint():
             self.start(Level.OP, describe=False)
             self.stop()
@@ -114,7 +114,7 @@ class TorchOps(DeviceCollector):
                 results = profile.kineto_results
                 tree = getattr(results, "experimental_event_tree", list) if profile.record_shapes else None
                 seen = _spans_of(results.events(), self.name, tree)
-                # without a filter Kineto records the runtime's calls for the operators' sake too
+                # without a filter Kineto also records runtime calls along with the operators
                 kept = list(seen) if on_device else [span for span in seen if span.level < _RUNTIME]
                 found = collectives.label(kept, counts)
                 if found.note is not None:
@@ -124,7 +124,7 @@ class TorchOps(DeviceCollector):
                 yield from placed.spans
 
     def notes(self) -> Iterator[str]:
-        """Say in how many steps torch.profiler was taken, and which collectives could not be told."""
+        """Yield sentences on steps in which torch.profiler was in use, and on collectives that were not identified."""
         yield from sorted(self._notes)
         yield from (f"a compiled graph could not be read: {text}" for text in sorted(self._graphs.unread))
         self._notes.clear()
@@ -137,7 +137,7 @@ class TorchOps(DeviceCollector):
             self._busy = 0
 
     def probe(self) -> Probe:
-        """Return operators that do next to nothing."""
+        """Return a probe of operators that do next to nothing."""
         tensor = torch.empty(1)
 
         def run() -> None:
@@ -148,7 +148,7 @@ class TorchOps(DeviceCollector):
 
 
 class _Finished(NamedTuple):
-    """A profile that was stopped, and what was counted meanwhile."""
+    """A stopped profile, and the communicators' counters of its step."""
 
     profile: autograd_profiler.profile
     counts: collectives.Counts
@@ -156,9 +156,9 @@ class _Finished(NamedTuple):
 
 
 def _host_only() -> dict[str, Any]:
-    """Return the options that keep Kineto away from the runtime's calls, where this torch has them.
+    """Return the options that keep Kineto from recording runtime calls, if this torch has them.
 
-    Asked for the host's activity, Kineto also has CUPTI record the runtime's calls.
+    When Kineto records the host's activity, it also makes CUPTI record the runtime's calls.
     """
     if "activity_filters" not in inspect.signature(autograd_profiler.profile.__init__).parameters:
         return {}
@@ -170,10 +170,10 @@ _HOST_ONLY = _host_only()
 
 
 def _config(describe: bool) -> _ExperimentalConfig:
-    """Return the options that this torch has of those that we want.
+    """Return the wanted options, as far as this torch has them.
 
-    With all threads in view Kineto records no allocations; so a step that describes does without the threads
-    that do not inherit the profiler's state, and what runs on them stays undescribed. It has overloads instead.
+    If Kineto records all threads, it records no allocations. So a describing step leaves out the threads that do not
+    inherit the profiler's state, whose operators stay undescribed. It has overloads instead.
     """
     wanted: dict[str, Any] = {"profile_all_threads": not describe} if _ALL_THREADS else {}
     if _OVERLOADS:
@@ -182,7 +182,7 @@ def _config(describe: bool) -> _ExperimentalConfig:
 
 
 def _knows(option: str) -> bool:
-    """Return whether this torch has an option; one without it never sees what the option asks for."""
+    """Return whether this torch has an option."""
     try:
         wanted: dict[str, Any] = {option: True}
         _ExperimentalConfig(**wanted)
@@ -199,9 +199,9 @@ def _spans_of(events: list[Any], collector: str, tree: Callable[[], list[Any]] |
     """Make spans of Kineto's events.
 
     Args:
-        events: of one step.
-        collector: its name.
-        tree: what gives the step's tree of events; None if it does not describe: its operators have no shapes.
+        events: events of one step.
+        collector: name of the collector.
+        tree: returns the step's tree of events; None if the step does not describe: its operators have no shapes.
     """
     threads = _Threads(events)
     if hasattr(torch._C._autograd._KinetoEvent, "is_hidden_event"):
@@ -222,14 +222,14 @@ def _spans_of(events: list[Any], collector: str, tree: Callable[[], list[Any]] |
 
 
 class _Threads:
-    """The system's number of each thread. Kineto numbers them by itself where it speaks of a forward op."""
+    """The system's thread ids. For the forward op of a backward op, Kineto uses thread numbers of its own."""
 
     def __init__(self, events: list[Any]) -> None:
         self._known: dict[int, int] = {}
-        self._unread = filter(_on_host, events)  # which carry both numbers
+        self._unread = filter(_on_host, events)  # these have both numbers
 
     def get(self, number: int) -> int | None:
-        """Return the system's number of a thread of Kineto's, None if no event ran there."""
+        """Return the system's id for Kineto's number of a thread; None if no event ran there."""
         while number not in self._known:
             event = next(self._unread, None)
             if event is None:
@@ -238,7 +238,7 @@ class _Threads:
         return self._known[number]
 
 
-# members of enums are dear to look up, for hundreds of events
+# looking up enum members is expensive for hundreds of events
 _CPU, _OP, _RUNTIME = torch._C._autograd.DeviceType.CPU, Level.OP, Level.RUNTIME
 
 
@@ -247,7 +247,7 @@ def _on_host(event: Any) -> bool:
 
 
 def _category(event: Any) -> str:
-    """Return Kineto's own word for what an event is; older versions of torch do not tell."""
+    """Return Kineto's category of an event; in older versions of torch, which do not report it, from its name."""
     activity = getattr(event, "activity_type", None)
     if activity is not None:
         return activity()  # type: ignore[no-any-return]
@@ -259,7 +259,7 @@ def _category(event: Any) -> str:
 
 
 def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.OP.value) -> Iterator[Span]:
-    """Return operators, a column at a time: of each event alone, with its fields by name, it takes twice as long."""
+    """Return operators, built by column: one event at a time, with fields by name, takes twice as long."""
     names = [event.name() for event in events]
     forward = [event.fwd_thread_id() for event in events]
     sequence = [event.sequence_nr() for event in events]
@@ -299,8 +299,8 @@ def _described(span: Span, event: Any, lists: opinputs.Lists) -> Span:
 
 
 def _annotation(event: Any, threads: _Threads, collector: str) -> Span | None:
-    # torch's own label around an optimizer's step says what the training collector's span says, and ends
-    # after the hooks that may have closed the step.
+    # torch's own label around an optimizer's step duplicates the training collector's span, and ends after the
+    # hooks that may have closed the step.
     if event.name().startswith("Optimizer.step#"):
         return None
     (span,) = _ops([event], threads, collector, Kind.USER.value)

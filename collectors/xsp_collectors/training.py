@@ -1,7 +1,7 @@
 """Backward passes and optimizer steps, at the model level.
 
-`torch.autograd.backward` and `torch.autograd.grad` both hand over to one function, looked up at each call;
-optimizers have hooks of torch's own for all their instances.
+`torch.autograd.backward` and `torch.autograd.grad` both call one function, which is looked up at each call. For
+optimizers, torch has hooks for all instances.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xsp.schema import Kind, Level, Span
 
 _ENGINE = "_engine_run_backward"
 
-# words of an outline, see `xsp.collector.Token`; members of enums are dear to look up
+# words of an outline, see `xsp.collector.Token`; looking up enum members is expensive
 _OPTIMIZER = Kind.OPTIMIZER
 _BACKWARD_BEGINS, _BACKWARD_ENDS, _OPTIMIZER_BEGINS = (Kind.BACKWARD, 0), (Kind.BACKWARD, 1), (Kind.OPTIMIZER, 0)
 _GRADIENTS_END = (Kind.BACKWARD, 2)
@@ -35,14 +35,14 @@ _PROBED = 40
 
 
 class _Idle(Optimizer):
-    """Does nothing in its steps."""
+    """An optimizer whose steps do nothing."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Do nothing."""
 
 
 class _Thread(threading.local):
-    """Knows the id of the thread it runs in: to ask for it at each signal takes half a microsecond."""
+    """The native id of the current thread, cached because reading it takes half a microsecond at each signal."""
 
     def __init__(self) -> None:
         self.id = threading.get_native_id()
@@ -65,7 +65,7 @@ class TrainingCalls(Collector):
         self._notes: list[str] = []
 
     def open(self) -> None:
-        """Wrap the hand-over to the autograd engine and register the optimizers' hooks."""
+        """Wrap the entry to the autograd engine and register the optimizers' hooks."""
         before = register_optimizer_step_pre_hook(self._optimizer_begins)
         after = register_optimizer_step_post_hook(self._optimizer_ends)
         self._undo = [before.remove, after.remove]
@@ -83,20 +83,20 @@ class TrainingCalls(Collector):
             self._undo.pop()()
 
     def start(self, rung: Level, describe: bool) -> None:
-        """Record from here on."""
+        """Start recording."""
         self._running.clear()
         self._on = True
 
     def stop(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         self._on = False
 
     def hush(self, quiet: bool, but: Signal | None = None) -> None:
-        """Let backward passes and steps of optimizers pass by without a look, or signal their ends alone."""
+        """Ignore backward passes and optimizer steps, or signal only their ends."""
         self._hushed, self._but = quiet, but
 
     def spans(self) -> Iterator[Span]:
-        """Return one span per backward pass and per optimizer step; one that raised in a hook is unclosed."""
+        """Return one span per backward pass and per optimizer step; an optimizer step that raised has none."""
         rows, self._rows = self._rows, []
         for kind, name, thread, start, end, status in rows:
             yield Span(
@@ -112,19 +112,19 @@ class TrainingCalls(Collector):
             )
 
     def notes(self) -> list[str]:
-        """Return what this torch does not let us see."""
+        """Return sentences on what cannot be recorded with this torch."""
         found, self._notes = self._notes, []
         return found
 
     def probe(self) -> Probe | None:
-        """Return backward passes and steps of an optimizer that do next to nothing; None as for `outer_probe`."""
+        """Return a probe of backward passes and optimizer steps that do next to nothing; None as for `outer_probe`."""
         return self._probe(_PROBED)
 
     def outer_probe(self) -> Probe | None:
-        """Return one backward pass and one step of an optimizer that do next to nothing.
+        """Return a probe of one backward pass and one optimizer step that do next to nothing.
 
-        None where the program ran no backward pass, as the first one starts threads, and where hooks of the program's
-        own would be called.
+        Return None if the program ran no backward pass, because the first one starts threads, or if hooks of the
+        program would run.
         """
         return self._probe(1)
 
@@ -158,7 +158,7 @@ class TrainingCalls(Collector):
             return recorded(ends, *args, **kwargs)
 
         def recorded(ends: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-            if not self._hushed:  # else it is noted already
+            if not self._hushed:  # else the begin is noted already
                 self._note(_BACKWARD_BEGINS)
             self._seen_backward = True
             start, status = monotonic_ns(), "ok"
@@ -182,12 +182,12 @@ class TrainingCalls(Collector):
             outline.append(word)
 
     def _lets_pass(self, word: tuple[Any, ...], noted: tuple[Any, ...]) -> bool:
-        """Return whether what begins belongs to the stretch of steps that pass by, and note it then.
+        """Return whether a beginning pass or step belongs to the current stretch of steps, and note it if so.
 
-        What does not belong to it is signalled, which ends the stretch.
+        If it does not belong to the stretch, it is signalled, which ends the stretch.
 
         Args:
-            word: what it is known by in `Outline.usual`.
+            word: its word in `Outline.usual`.
             noted: the word that is noted.
         """
         if not self._hushed:
@@ -196,7 +196,7 @@ class TrainingCalls(Collector):
         if outline is None:
             return True
         if outline.thread not in (None, self._here.id):
-            return True  # another thread's own work
+            return True  # work of another thread
         if outline.usual is not None and word not in outline.usual:
             self.notify(Signal.UNUSUAL, None)
             return False
@@ -211,7 +211,7 @@ class TrainingCalls(Collector):
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
         if self._lets_pass(self._word(optimizer), _OPTIMIZER_BEGINS):
             return
-        self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # which may open a step, so first
+        self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # signalled first, because it may open a step
         self._note(_OPTIMIZER_BEGINS)
         self._running[id(optimizer)] = (self._here.id, monotonic_ns())
 

@@ -1,5 +1,5 @@
 """The calls of a model under the spans of a service's own requests.
 
-`instrumented` is what a service holds, `choosing` says which calls are recorded, `calls` records them, `handover` takes
-them out of the service's way, and `correlating` is the process that gives their spans parents.
+`instrument` is the handle of a service, `sampling` chooses the calls to record, `calls` and `windows` record them, and
+`provider` delivers their spans in the background. `worker` is the process that assigns parents to these spans.
 """

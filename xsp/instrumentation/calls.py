@@ -1,7 +1,7 @@
-"""The calls of all instrumented models of a process: recorded side by side, read after the request, handed on.
+"""The calls of all instrumented models of a process: recorded concurrently, read after the request, then handed over.
 
-Layers are recorded for as many calls at once as there are, each by its own thread; what is deeper in windows, see
-`windows`. All of this is made anew in a forked process: locks, counts, queues and threads do not survive a fork.
+Each thread records the layers of its own call, for any number of calls at once. Deeper levels are recorded in windows,
+see `windows`. A forked process makes all of this anew: locks, counts, queues and threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ if TYPE_CHECKING:
     from xsp.instrumentation.provider import Handover
 
 REQUEST_S = 0.05
-"""How long a request may take to answer after the model's call before rows are read beside it."""
+"""Seconds to wait, after the model's call, for the request to finish before its rows are read."""
 
 MOST_NOTES = 100
-"""A service runs for months, and what collectors have to say may hold numbers."""
+"""Limit on the collectors' notes: a service runs for months, and notes that contain numbers would accumulate."""
 
 MOST_UNREAD = 256
-"""Calls and windows that have ended and whose rows were not read; calls that come on top are not recorded."""
+"""Limit on ended calls and windows whose rows were not read yet; calls beyond it are not recorded."""
 
 BEHIND = "calls came faster than they could be delivered"
 
 
 class Calls:
-    """What becomes of the calls of this process, from a call's begin until its spans are in the queue."""
+    """The calls of this process, from the begin of a call until its spans are in the queue."""
 
     def __init__(self, collecting: Collecting) -> None:
-        """Make what one process needs; threads start with the first recorded call."""
+        """Set up the state of one process; threads start with the first recorded call."""
         from xsp.instrumentation.provider import Handover
 
         self.open: dict[int, Call] = {}
-        """The calls in chosen requests that go on, by thread."""
+        """Running calls in chosen requests, by thread."""
 
         self.rung = Level.MODEL
-        """The deepest that a model asks for."""
+        """The deepest level that any model requests."""
 
         self._collecting = collecting
         self._windows = Windows(collecting, lambda: self.rung, self.drain)
         self._handover: Handover = Handover()
         self._switching, self._draining = threading.Lock(), threading.Lock()
         self._under_way: set[Call] = set()
-        """Recorded calls that go on."""
+        """Recorded calls that are still running."""
 
         self._needed: set[Call] = set()
-        """Recorded calls whose rows were not taken."""
+        """Recorded calls whose rows were not read yet."""
 
         self._ended: queue.SimpleQueue[Call | Window | None] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
@@ -65,12 +65,12 @@ class Calls:
     # --- in the request -------------------------------------------------------------------------------------
 
     def begin(self, call: Call) -> None:
-        """Record a call that begins on this thread, as deep as can be. Never raises."""
+        """Record a call that begins on this thread, as deep as possible. Never raises."""
         try:
             call.outer, call.thread = sys.exc_info()[1], threading.get_native_id()
             self.open[threading.get_ident()] = call
             call.anchor = clock.anchor()
-            call.start = clock.monotonic_ns()  # rows that are older are not needed
+            call.start = clock.monotonic_ns()  # earlier rows are not needed
             if self._ended.qsize() < MOST_UNREAD:
                 self._record(call)
             else:
@@ -111,7 +111,7 @@ class Calls:
             self.open.pop(threading.get_ident(), None)
 
     def _stop(self, call: Call) -> None:
-        """Let a recorded call, and with it possibly its window, be read."""
+        """Queue a recorded call, or the window that it was the last call of, for reading."""
         if call.span is not None:
             call.model.tally.begin()
         ended = self._windows.leave(call) if call.window is not None else call
@@ -124,7 +124,7 @@ class Calls:
             self._ended.put(ended)
 
     def _start_span(self, call: Call) -> None:
-        """Make the model's span; that of a recorded call is ended when its rows are there."""
+        """Start the model's span; the span of a recorded call is ended once its rows have been read."""
         from opentelemetry.trace import Status, StatusCode
 
         settings, tally = call.model.settings, call.model.tally
@@ -137,7 +137,7 @@ class Calls:
         span.set_attribute("xsp.sample", settings.sample)
         error = sys.exc_info()[1]
         if error is not None and error is not call.outer:
-            # without its message, which may hold what the request held
+            # without the message, which may contain data of the request
             span.set_status(Status(StatusCode.ERROR, f"error:{type(error).__name__}"))
             span.set_attribute("error.type", type(error).__name__)
         call.outer = None
@@ -150,7 +150,7 @@ class Calls:
             span.end(call.end + call.anchor.offset_ns)
 
     def fail(self, model: Model, error: Exception, on_its_way: bool = False) -> None:
-        """Count a call whose spans are lost by a fault of xsp's."""
+        """Count a call whose spans are lost because xsp failed."""
         reason = f"xsp failed: {type(error).__name__}: {error}"
         if on_its_way:
             model.tally.finish(reason)
@@ -160,7 +160,7 @@ class Calls:
     # --- after the request ----------------------------------------------------------------------------------
 
     def _read_in_background(self) -> None:
-        """Start the threads with the first recorded call: a service may fork its workers before it."""
+        """Start the threads; only with the first recorded call, because a service may fork its workers before it."""
         self._handover.start()
         self._reader = threading.Thread(target=self._read, name="xsp reads", daemon=True)
         self._reader.start()
@@ -171,7 +171,7 @@ class Calls:
             self.drain(ended)
 
     def _wait_for_the_requests(self, calls: Sequence[Call]) -> None:
-        """Let the requests end first: rows are read in Python, and hold up the threads that answer them."""
+        """Wait for the requests to end: reading rows is Python code that holds up the threads that answer them."""
         from opentelemetry.trace import get_current_span
 
         end = time.monotonic() + REQUEST_S
@@ -182,7 +182,7 @@ class Calls:
                 time.sleep(0.002)
 
     def drain(self, ended: Call | Window) -> None:
-        """Take the rows of what has ended from the collectors, if nobody did, and hand them on."""
+        """Read the rows of an ended call or window from the collectors, unless that was done, and hand them over."""
         with self._draining, self._handover.yielding():
             if isinstance(ended, Call):
                 calls = [ended] if ended in self._needed else []
@@ -203,14 +203,14 @@ class Calls:
                 self._forget(calls)
 
     def _rows(self, ended: Call | Window) -> list[Span]:
-        """Return what was seen of a call; of a window also what other threads did, which may hold doubtful work."""
+        """Return the rows of a call; for a window, of all threads, because some work may be of any of its calls."""
         if isinstance(ended, Call):
             return self._collecting.rows_during(ended.anchor, ended.start, ended.end, ended.thread)
         layers = self._collecting.rows_during(ended.anchor, ended.start, ended.end)
         return layers + self._collecting.rows(ended.anchor, by_thread=False)
 
     def _forget(self, calls: Sequence[Call]) -> None:
-        """Have the collectors forget what no call needs any more."""
+        """Have the collectors drop the rows that no call needs any more."""
         now = clock.monotonic_ns()
         with self._switching:
             self._needed.difference_update(calls)
@@ -218,7 +218,7 @@ class Calls:
         self._collecting.drop_before(oldest)
 
     def _hand_over(self, calls: Sequence[Call], rows: list[Span]) -> None:
-        """Complete the models' spans, and put the rest into the queue of what is to be delivered."""
+        """Complete the models' spans, and put the rows below them into the delivery queue."""
         known: list[Call] = []
         told: list[Called] = []
         for call in calls:
@@ -258,12 +258,12 @@ class Calls:
     # --- the models -----------------------------------------------------------------------------------------
 
     def widen(self, more: Collecting, notify: Listener) -> None:
-        """Take more collectors in, at a moment when nothing that sees the whole process is on."""
+        """Add collectors while no collector that sees the whole process is on."""
         with self._windows.none(), self._draining:
             self._collecting.widen(more, notify)
 
     def look(self, rung: Level) -> None:
-        """Look as deep as a rung from now on."""
+        """Record down to this level from now on."""
         with self._switching:
             layers = [each for each in self._collecting.collectors if each.by_thread]
             if rung != self.rung and self._under_way:
@@ -274,12 +274,12 @@ class Calls:
     # --- the end --------------------------------------------------------------------------------------------
 
     def wait_until_ended(self, models: set[Model], end: float) -> None:
-        """Wait for calls of some models that go on, but not beyond a time of `time.monotonic`."""
+        """Wait for running calls of these models until `end`, a time of `time.monotonic`."""
         while any(call.model in models for call in list(self.open.values())) and time.monotonic() < end:
             time.sleep(0.001)
 
     def drain_all(self) -> None:
-        """Read what has ended."""
+        """Read all calls and windows that have ended."""
         for ended in self._taken():
             self.drain(ended)
 
@@ -300,14 +300,14 @@ class Calls:
         self._handover.close()
 
     def forget(self) -> bool:
-        """Let go in a forked child, where others take their place; return whether a call was being recorded."""
+        """Drop the state in a forked child, which sets up its own; return whether a call was being recorded."""
         self._handover.forget()
         self.open.clear()
         return bool(self._under_way) or self._windows.is_open
 
 
 def _own_row(call: Call, rows: Sequence[Span]) -> int | None:
-    """Return the place of the row of a call itself."""
+    """Return the index of the row of the call itself, or None if there is none."""
     start, end = call.start + call.anchor.offset_ns, call.end + call.anchor.offset_ns
     for place, row in enumerate(rows):
         if row.kind == Kind.FORWARD and row.thread == call.thread and start <= row.start_ns and row.end_ns <= end:

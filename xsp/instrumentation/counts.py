@@ -1,4 +1,4 @@
-"""What became of the calls of instrumented models: counted by model, added up by handle."""
+"""Outcomes of the calls of instrumented models: counted per model, added up per handle."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ _logger = logging.getLogger("xsp")
 
 
 class Counts(NamedTuple):
-    """What became of the calls of instrumented models, in this process."""
+    """Outcomes of the calls of instrumented models in this process."""
 
     calls: int
     """Calls of the models, in requests and outside them."""
 
     sampled: int
-    """Calls in chosen requests: those that have a model span."""
+    """Calls in chosen requests; these have a model span."""
 
     recorded: int
-    """Of those, calls whose layers were recorded, and what is deeper as far as `layers_only` does not count them."""
+    """Sampled calls whose layers were recorded, and the deeper levels too unless `layers_only` counts the call."""
 
     layers_only: int
-    """Of those, calls whose operators and deeper levels were asked for and not recorded; `lost` says why."""
+    """Recorded calls whose operators and deeper levels were requested but not recorded; `lost` has the reasons."""
 
     delivered: int
-    """Spans below the models' that the service's processors took, or that were sent."""
+    """Spans below the models' spans that the service's processors accepted, or that were sent."""
 
     strangers: int
-    """Spans that were recorded at the same time and are not known to be of any of the calls; they were left out."""
+    """Spans that were recorded at the same time and could not be assigned to any of the calls; they were left out."""
 
     ambiguous: int
-    """Spans that tell no thread and may be of one call as of another, in each that they may be of; left out, too."""
+    """Spans without a thread that may belong to several calls, counted in each of them; they were left out, too."""
 
     lost: dict[str, int]
-    """Chosen calls whose deeper spans are missing, in whole or in part, by reason."""
+    """Chosen calls whose deeper spans are missing, wholly or partly, by reason."""
 
 
 class Tally:
-    """What became of the calls of one model in one process; all threads may use it."""
+    """Outcomes of the calls of one model in one process; thread-safe."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -51,12 +51,12 @@ class Tally:
         self._changed = threading.Condition()
 
     def add(self, name: str, number: int = 1) -> None:
-        """Count."""
+        """Add to a count."""
         with self._changed:
             self.counts[name] += number
 
     def lose(self, reason: str, calls: int = 1, expected: bool = False) -> None:
-        """Count calls that miss spans; a reason that was not to be expected is logged when it first occurs."""
+        """Count calls that miss spans; an unexpected reason is logged when it first occurs."""
         with self._changed:
             first = reason not in self.lost
             if first and len(self.lost) >= MOST_REASONS:
@@ -66,12 +66,12 @@ class Tally:
             _logger.warning("spans of a sampled call are lost: %s", reason)
 
     def begin(self) -> None:
-        """A recorded call is on its way."""
+        """Count a recorded call as under way."""
         with self._changed:
             self.under_way += 1
 
     def finish(self, reason: str | None = None) -> None:
-        """It has arrived, or has not for a reason."""
+        """Count a call as no longer under way; with a reason, as lost."""
         if reason is not None and not self._given_up:
             self.lose(reason)
         with self._changed:
@@ -79,12 +79,12 @@ class Tally:
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until no call is on its way; False if that takes longer than `timeout` seconds."""
+        """Wait until no call is under way; return False if that takes longer than `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self.under_way == 0, timeout)
 
     def give_up(self, reason: str) -> None:
-        """Count what is still on its way as lost, whatever becomes of it."""
+        """Count the calls that are still under way as lost, even if they are delivered later."""
         with self._changed:
             left, self._given_up = self.under_way, True
         if left:

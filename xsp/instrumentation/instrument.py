@@ -1,12 +1,11 @@
 """`xsp.instrument(model)`: the spans of a model's calls under the spans of a service's requests.
 
-A request that the service's own OpenTelemetry samples may be chosen here too, by its trace id. During the
-call of the model in such a request collectors are on; afterwards the model's span is made by the service's
-own tracer, and the spans beneath it follow, made by a thread and a second process at their leisure. For all
-other requests there is a look at the current span, and nothing else.
+A request that the service's own OpenTelemetry samples may also be chosen here, by its trace id. Collectors are on
+during the model's call in such a request. Afterwards the service's own tracer makes the model's span, and a thread
+and a second process make the spans below it in the background. Any other request costs one look at the current span.
 
-A process has one set of collectors, however many models are instrumented in it, one by one or together: they are
-installed with the first handle and taken out with the last.
+A process has one set of collectors, however many models and handles there are: they are installed with the first
+handle and removed with the last.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _FOR_TRAINING = ("training", "dataloading")
 _SEES_CALLS = "modules"
 _active: _Process | None = None
 _changing = threading.RLock()
-"""Held while handles come and go."""
+"""Held while handles are added and removed."""
 
 _logger = logging.getLogger("xsp")
 _serving: ContextVar[tuple[Any, ...] | None] = ContextVar("xsp_serving", default=None)
@@ -61,12 +60,12 @@ def instrument(
 
     >>> traced = xsp.instrument(model, sample=0.01)     # doctest: +SKIP
 
-    It can be called again, for further models or other settings. A model belongs to the handle that was created for it
-    last. A handle does not keep its models alive.
+    Call it again for further models or other settings. A model belongs to the last handle that was created for it. A
+    handle does not keep its models alive.
 
     Args:
-        model: a `torch.nn.Module`. A call of a module that contains it counts as its call; if that contains several
-            models, as a call of the outermost one.
+        model: a `torch.nn.Module`. A call of a module that contains it counts as a call of the model, or of the
+            outermost one if it contains several models.
         others: more models with the same settings.
         sample: share of requests to record, of those that the service itself samples, from 0 to 1. The decision
             depends on the trace id, so all services of a trace make the same one.
@@ -87,7 +86,7 @@ def instrument(
 
 
 class Instrumented:
-    """Models that are instrumented with the same settings, until `close`."""
+    """A handle on models that are instrumented with the same settings, until `close`."""
 
     def __init__(
         self,
@@ -132,28 +131,28 @@ class Instrumented:
 
     @property
     def counts(self) -> Counts:
-        """What became of the calls so far, of all models of this handle."""
+        """Outcomes of the calls so far, of all models of this handle."""
         return added(model.counts for model in self._models)
 
     @property
     def models(self) -> dict[str, Counts]:
-        """What became of the calls of each model, by the name of its class, with a number where several share it."""
+        """Outcomes of the calls of each model, by the name of its class, with a number where several share it."""
         return {model.name: model.counts for model in self._models}
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what collectors could not see in this process, and on those that cannot work here."""
+        """Sentences on what collectors could not see in this process, and on collectors that cannot work here."""
         collecting = self._process.collecting
         said = [f"{note['source']}: {note['text']}" for note in collecting.notes]
         return said + [f"{name}: {reason}" for name, reason in sorted(collecting.absent.items())]
 
     @contextlib.contextmanager
     def batch(self, requests: Iterable[Any]) -> Iterator[None]:
-        """Say which requests the model's calls in this block serve.
+        """Declare which requests the model's calls in this block serve.
 
-        A call is recorded if any of them is chosen. The model's span links to each of them, and those whose
-        spans are still open link back to it. It is a child of the current span, if that is sampled; else of
-        the first chosen request.
+        A call is recorded if any of the requests is chosen. The model's span links to each request, and requests whose
+        spans are still open link back to it. It is a child of the current span if that is sampled, else of the first
+        chosen request.
 
         Args:
             requests: OpenTelemetry contexts, spans or span contexts.
@@ -165,13 +164,13 @@ class Instrumented:
             _serving.reset(token)
 
     def flush(self, timeout: float = 30.0) -> bool:
-        """Wait until all that was recorded is delivered or lost; False if that took more than `timeout` seconds."""
+        """Wait until all recorded spans are delivered or lost; return False if that takes over `timeout` seconds."""
         end = time.monotonic() + timeout
         arrived = [model.tally.wait(max(0.0, end - time.monotonic())) for model in self._models]
         return all(arrived) and bool(self._tracing.flush(max(0.0, end - time.monotonic())))
 
     def close(self, timeout: float = CLOSING_S) -> None:
-        """Take these models out again, deliver what was recorded, and log what was lost; others go on."""
+        """Remove the instrumentation of these models, deliver their spans, log losses; other handles are unaffected."""
         with _changing:
             if self._closed:
                 return
@@ -182,7 +181,7 @@ class Instrumented:
         for model in self._models:
             if not model.tally.wait(max(0.0, end - time.monotonic())):
                 model.tally.give_up("not delivered when the handle was closed")
-        with contextlib.suppress(Exception):  # spans of the service's own go with them, and fail in its exporter
+        with contextlib.suppress(Exception):  # flushes the service's spans too; its exporter may fail
             self._tracing.flush(max(0.0, end - time.monotonic()))
         if last:
             self._process.calls.close()
@@ -192,7 +191,7 @@ class Instrumented:
 
 
 class _Process:
-    """What the handles of a process share: the collectors, and what becomes of the calls."""
+    """State that the handles of a process share: the collectors and the calls."""
 
     def __init__(self, collecting: Collecting) -> None:
         global _active
@@ -207,8 +206,8 @@ class _Process:
         """Instrument models.
 
         Args:
-            models: of one handle.
-            found: the collectors that it needs.
+            models: the models of one handle.
+            found: the collectors that the handle needs.
         """
         if found is not self.collecting:
             self.calls.widen(found, self._listener())
@@ -217,11 +216,11 @@ class _Process:
         self.calls.look(self._rung())
 
     def remove(self, models: list[Model], end: float) -> bool:
-        """Let go of the models of a handle when their calls have ended; return whether it was the last one.
+        """Remove the models of a handle once their calls have ended; return whether it was the last handle.
 
         Args:
-            models: of the handle.
-            end: until when to wait, of `time.monotonic`.
+            models: the models of the handle.
+            end: deadline for the calls, of `time.monotonic`.
         """
         global _active
         self._models.remove(models)
@@ -241,7 +240,7 @@ class _Process:
     # --- in the request -------------------------------------------------------------------------------------
 
     def _listener(self) -> Callable[[Signal, object], None]:
-        """Return what collectors signal to. A request that is not chosen pays for its first lines alone."""
+        """Return the listener for the collectors' signals. A request that is not chosen runs only its first lines."""
         from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
         from opentelemetry.trace import get_current_span
 
@@ -278,7 +277,7 @@ class _Process:
     # --- forks ----------------------------------------------------------------------------------------------
 
     def go_on_in_child(self) -> None:
-        """Begin anew in a forked process: threads and the second process stayed with the parent."""
+        """Start afresh in a forked process: the threads and the second process stayed with the parent."""
         global _active
         was_recording = self.calls.forget()
         self.calls = Calls(self.collecting)

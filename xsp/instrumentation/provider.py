@@ -1,8 +1,8 @@
-"""The way from recorded calls into a service's own OpenTelemetry.
+"""Delivery of recorded calls into a service's own OpenTelemetry.
 
-A call's rows wait in a short queue, get their parents in a second process, and are handed as finished spans to
-the span processors that the service has: a portion at a time with a flush after each, because the queue of a
-`BatchSpanProcessor` is short, and it drops what does not fit.
+A call's rows wait in a short queue, a second process gives them parents, and the service's span processors get them as
+finished spans: in portions with a flush after each, because the queue of a `BatchSpanProcessor` is short and drops
+spans when it is full.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from xsp.version import __version__
 SCOPE = "xsp"
 PORTION = 128
 PAUSE_S = 0.01
-"""Between portions: an exporter encodes in Python, and holds up the service's threads meanwhile."""
+"""Seconds to pause between portions: an exporter encodes in Python, which holds up the service's threads."""
 
 SWITCH_S = 0.0002
-"""How long a thread of the service waits for the interpreter at most while one of ours has it."""
+"""Longest time in seconds that a thread of the service waits for the GIL while a thread of xsp holds it."""
 
 PATIENCE_S, END_S = 30.0, 10.0
 QUEUED_CALLS, QUEUED_BYTES = 256, 32 << 20
-"""Recorded calls that wait for the second process and the processors; what comes on top is lost, and counted."""
+"""Limits on recorded calls that wait for the second process and the processors; calls beyond them count as lost."""
 
 
 class Tracing:
-    """A tracer provider of OpenTelemetry's SDK: its tracer, its resource, its span processors."""
+    """A tracer provider of OpenTelemetry's SDK, with its tracer, resource and span processors."""
 
     def __init__(self, provider: Any) -> None:
-        """Look for what is needed of it.
+        """Find the parts of the provider that are needed.
 
         Raises:
-            UsageError: it is not the SDK's.
+            UsageError: the provider is not the SDK's.
         """
         self.tracer = provider.get_tracer(SCOPE, __version__)
         self._processor: Any = getattr(self.tracer, "span_processor", None)
@@ -80,11 +80,11 @@ class Tracing:
         """Hand finished spans to the service's processors.
 
         Args:
-            trace_id: of all of them.
-            spans: parents first.
+            trace_id: the trace id of all spans.
+            spans: the spans, parents first.
 
         Returns:
-            How many they took, and how many are lost because they did not take what they had in time.
+            How many spans they accepted, and how many are lost because the processors did not flush in time.
         """
         rest, given = iter(spans), 0
         while portion := list(islice(rest, _portion())):
@@ -97,7 +97,7 @@ class Tracing:
         return given, 0
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the processors have passed on what they hold; False if they do not do it."""
+        """Wait until the processors have passed on their spans; return False if they do not in time."""
         return bool(self._processor.force_flush(max(1, int(timeout_s * 1000))))
 
     def _readable(self, trace_id: int, span: Finished) -> ReadableSpan:
@@ -121,7 +121,7 @@ class Tracing:
 
 
 class Handover:
-    """The queue of recorded calls, and the thread that has them correlated and delivered."""
+    """The queue of recorded calls, and the thread that gets them correlated and delivers them."""
 
     def __init__(self) -> None:
         self._at_work, self._usual_s, self._own_s = 0, 0.0, 0.0
@@ -137,15 +137,15 @@ class Handover:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether less should be recorded."""
+        """Whether the queue is so full that less should be recorded."""
         return 2 * self._bytes > QUEUED_BYTES or 2 * self._calls > QUEUED_CALLS
 
     def put(self, recorded: Recorded, models: Sequence[Model]) -> bool:
-        """Put calls into the queue, whose models' tallies then hear of their ends; False if it is full.
+        """Queue calls, whose outcomes the tallies of their models will count; return False if the queue is full.
 
         Args:
             recorded: the calls.
-            models: of each call its model.
+            models: the model of each call.
         """
         packed = pack(recorded)
         with self._changing:
@@ -157,18 +157,18 @@ class Handover:
         return True
 
     def close(self) -> None:
-        """End the thread and the second process, whatever they are at."""
+        """End the thread and the second process, even in the middle of their work."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._queue.get_nowait()
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join(timeout=1)
-        if self._correlator is not None:  # its answer did not come
+        if self._correlator is not None:  # the thread still waits for its answer
             self._correlator.kill()
 
     def forget(self) -> None:
-        """Let go of the parent's second process, in a forked child."""
+        """Drop the parent's second process, in a forked child."""
         if self._at_work:
             self._restore()
         if self._correlator is not None:
@@ -176,10 +176,10 @@ class Handover:
 
     @contextlib.contextmanager
     def yielding(self) -> Iterator[None]:
-        """Let the service's threads have the interpreter within `SWITCH_S` while a thread of ours computes in Python.
+        """Give the GIL to the service's threads within `SWITCH_S` while a thread of xsp computes in Python.
 
-        Python gives it to a thread that waits after 5 ms, unless the service said otherwise, and a request asks for it
-        several times: it would be late by more than it takes.
+        By default Python switches to a waiting thread after 5 ms. A request needs the GIL several times, so the delay
+        would exceed the duration of the request itself.
         """
         with self._changing:
             if not self._at_work:
@@ -196,7 +196,7 @@ class Handover:
                     self._restore()
 
     def _restore(self) -> None:
-        if sys.getswitchinterval() == self._own_s:  # else the service has set another one meanwhile
+        if sys.getswitchinterval() == self._own_s:  # else the service has set another interval meanwhile
             sys.setswitchinterval(self._usual_s)
 
     def _run(self) -> None:
@@ -221,7 +221,7 @@ class Handover:
         return self._correlator.correlate(packed)
 
     def _deliver(self, call: Called, model: Model, answer: Answer) -> str | None:
-        """Have a call's spans delivered; return what went wrong, or None."""
+        """Deliver a call's spans; return the problem, or None."""
         try:
             with self.yielding():
                 given, refused = model.settings.tracing.give(int(call.trace_id, 16), answer.spans)
@@ -250,6 +250,6 @@ def _finish(models: Iterable[Model], reason: str) -> None:
 
 
 def _portion() -> int:
-    """Return how many spans are handed over at a time; the service's own share the queue."""
+    """Return the number of spans in a portion; the service's own spans use the same queue."""
     queue = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
     return max(1, min(PORTION, int(queue) // 2)) if queue.isdigit() else PORTION

@@ -1,6 +1,6 @@
-"""Which calls are recorded: those of instrumented models, in requests that are sampled and whose trace id is chosen.
+"""The choice of the calls to record: calls of instrumented models in sampled requests with a chosen trace id.
 
-A call is chosen by the lower half of its request's trace id, so all services of a trace decide alike.
+The lower half of the request's trace id decides, so all services of a trace make the same choice.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ if TYPE_CHECKING:
 
 
 class Settings(NamedTuple):
-    """How the calls of a model are recorded, and where they go."""
+    """How the calls of a model are recorded, and where their spans are sent."""
 
     sample: float
     bound: int
-    """Below which trace ids are chosen, see `bound_of`."""
+    """Upper limit of the chosen trace ids, see `bound_of`."""
 
     rung: Level
-    """How deep to look."""
+    """The deepest level to record."""
 
     collectors: frozenset[str]
-    """The names of those whose spans the calls are to have."""
+    """Names of the collectors whose spans the calls get."""
 
     whole_process: bool
-    """Whether one of them sees the whole process and cannot tell recordings apart by itself."""
+    """Whether one of the collectors sees the whole process and cannot separate the calls of different threads."""
 
     tracing: Tracing
     otlp: str | None
-    """Where spans are sent; None to give them to the service's own processors."""
+    """Target to send spans to; None to give them to the service's own processors."""
 
 
 class Model:
-    """An instrumented model: its settings, and what became of its calls in this process."""
+    """An instrumented model: its settings, and the outcomes of its calls in this process."""
 
     def __init__(self, module: Any, name: str, settings: Settings) -> None:
-        """Begin to count.
+        """Start to count.
 
         Args:
-            module: may go when the service lets go of it; it is instrumented no longer then.
-            name: under which it stands among the counts.
-            settings: of the handle that it belongs to.
+            module: the model; only a weak reference is kept, so the service can release it.
+            name: name of the model in the counts.
+            settings: settings of the handle that the model belongs to.
         """
         self.module, self.name, self.settings = weakref.ref(module), name, settings
         self.bound = settings.bound
         self.end: weakref.finalize[..., Any]
-        """Of the module, if the service lets go of it."""
+        """Finalizer of the module, which removes the model when the service releases it."""
 
         self.renew()
 
     def renew(self) -> None:
-        """Begin to count anew, in a forked process."""
+        """Restart the counts, in a forked process."""
         self.tally = Tally()
         self.seen, self._looked, self._looking = count(), 0, threading.Lock()
 
     @property
     def counts(self) -> Counts:
-        """What became of its calls so far."""
+        """Outcomes of its calls so far."""
         with self._looking:
             calls = next(self.seen) - self._looked
             self._looked += 1
@@ -76,16 +76,16 @@ class Model:
 
 
 class Models:
-    """The instrumented models of a process. A model belongs to the handle that named it last."""
+    """The instrumented models of a process. A model belongs to the last handle that was created for it."""
 
     def __init__(self) -> None:
         self.own: dict[int, Model] = {}
-        """By the `id` of the module."""
+        """Models by the `id` of their module."""
 
         self._around: weakref.WeakKeyDictionary[Any, Model | None] = weakref.WeakKeyDictionary()
 
     def add(self, models: Iterable[Model]) -> None:
-        """Take models in."""
+        """Add models."""
         for model in models:
             module = model.module()
             self.own[id(module)] = model
@@ -94,7 +94,7 @@ class Models:
         self._around = weakref.WeakKeyDictionary()
 
     def remove(self, models: Iterable[Model]) -> None:
-        """Leave models out again, unless they belong to another handle by now."""
+        """Remove models, unless they belong to another handle by now."""
         gone = set(models)
         for key in [key for key, model in self.own.items() if model in gone]:
             del self.own[key]
@@ -119,7 +119,7 @@ class Models:
 
 
 class Call:
-    """A call of a model in a chosen request, from its begin until its rows were taken."""
+    """A call of a model in a chosen request, from its begin until its rows were read."""
 
     __slots__ = (
         "anchor",
@@ -140,7 +140,7 @@ class Call:
     anchor: clock.Anchor
     end: int
     outer: BaseException | None
-    """What was being handled when it began."""
+    """The exception that was being handled when the call began."""
 
     start: int
     thread: int
@@ -149,16 +149,16 @@ class Call:
         self.model, self.name, self.context, self.links, self.live = model, name, context, links, live
         self.recorded = False
         self.window: Window | None = None
-        """In which its operators are recorded, too."""
+        """The window in which the call's operators and deeper levels are recorded."""
 
         self.left_out: str | None = None
-        """Why what was asked for is not recorded."""
+        """Why requested levels are not recorded."""
 
         self.span: Any = None
 
 
 def bound_of(sample: float) -> int:
-    """Return below which trace ids are chosen, as OpenTelemetry's own sampler by ratio does."""
+    """Return the upper limit of the chosen trace ids, computed as in OpenTelemetry's own ratio sampler."""
     from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 
     try:
@@ -168,12 +168,12 @@ def bound_of(sample: float) -> int:
 
 
 def chosen(model: Model, module: Any, requests: tuple[Any, ...] | None) -> Call | None:
-    """Return the call with its place in the requests' traces; None if none of a batch's requests is chosen.
+    """Return the call with its context in the requests' traces; None if none of a batch's requests is chosen.
 
     Args:
-        model: whose call it is.
-        module: that was called, the model or one around it.
-        requests: that it serves, where that was said.
+        model: the model that is called.
+        module: the called module: the model, or a module that contains it.
+        requests: the requests that the call serves, if declared with `batch`.
     """
     from opentelemetry import context, trace
 

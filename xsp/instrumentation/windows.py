@@ -1,9 +1,9 @@
-"""Times in which the collectors that see the whole process are on, and the calls that lie in them.
+"""Windows of time in which the collectors that see the whole process are on, and the calls in them.
 
-Operators, primitives and device work are recorded for all threads at once, or for none. So calls that go on at the
-same time share a window: it opens with the first of them, takes in those that begin while it is young, and closes
-with the last. What was recorded is handed to each call by thread and time afterwards. A call that begins when the
-window takes in nobody any more, or while its rows are read, is left with its layers.
+Operators, primitives and device work are recorded for all threads at once, or for none. So concurrent calls share a
+window: it opens with the first call, admits further calls while it is young, and closes with the last. Afterwards the
+rows are assigned to the calls by thread and time. A call that begins when the window admits no more calls, or while
+its rows are being read, gets its layers only.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from xsp.record.collecting import Collecting
 from xsp.schema import Level
 
 OPEN_NS = 250_000_000
-"""How long a window takes in calls: while one is open the whole process pays for it, and its rows pile up."""
+"""Nanoseconds in which a window admits calls: an open window slows the whole process, and its rows accumulate."""
 
 MOST_CALLS = 32
 STARTING_S = 0.05
-"""How long a call waits for a window that another one is opening."""
+"""Seconds that a call waits for a window that another call is opening."""
 
 CHANGING_S = 60.0
-"""How long a change of the collectors waits for a call that goes on."""
+"""Seconds that a change of the collectors waits for running calls."""
 
 BUSY = "operators: the collectors were busy with earlier calls"
 _ONE_THREAD = "operators: this version of torch records those of one thread at a time"
 
 
 class Window:
-    """One such time."""
+    """A window, with the calls in it."""
 
     __slots__ = ("anchor", "calls", "closed", "end", "going_on", "on", "opened", "read", "ready", "start")
     anchor: clock.Anchor
     end: int
 
     def __init__(self, call: Call) -> None:
-        """Begin with a call."""
+        """Start with one call."""
         self.calls = [call]
         self.going_on = 1
         self.on: list[Collector] = []
@@ -52,15 +52,15 @@ class Window:
 
 
 class Windows:
-    """The window of a process, of which there is one at a time."""
+    """The windows of a process, of which one at most is open."""
 
     def __init__(self, collecting: Collecting, rung: Callable[[], Level], read: Callable[[Window], None]) -> None:
-        """Make what one process needs.
+        """Set up the state of one process.
 
         Args:
             collecting: the collectors.
-            rung: how deep to look.
-            read: takes the rows of a window that has ended, if nobody did.
+            rung: returns the deepest level to record.
+            read: reads the rows of an ended window, unless that was done.
         """
         self._collecting, self._rung, self._read = collecting, rung, read
         self._now: Window | None = None
@@ -74,7 +74,7 @@ class Windows:
         return self._now is not None
 
     def join(self, call: Call) -> str | None:
-        """Let a call that is about to begin take part in a window; return why it cannot, or None."""
+        """Add a call that is about to begin to a window; return why it cannot join, or None."""
         with self._lock:
             window = self._now
             opens = window is None
@@ -91,7 +91,7 @@ class Windows:
         if opens:
             self._open(window)
         elif not window.ready.wait(STARTING_S) or not window.start:
-            with self._lock:  # whoever opens it is still in it, so it goes on
+            with self._lock:  # the call that opens the window is still in it, so it stays open
                 window.calls.remove(call)
                 window.going_on -= 1
             call.window = None
@@ -100,7 +100,7 @@ class Windows:
         return None
 
     def leave(self, call: Call) -> Window | None:
-        """Let a call that has ended go; return the window if it ended with it."""
+        """Remove a call that has ended; return the window if that ended with it."""
         window = call.window
         if window is None:
             return None
@@ -120,7 +120,7 @@ class Windows:
 
     @contextlib.contextmanager
     def none(self) -> Iterator[None]:
-        """Keep windows from opening; waits for the one that is open, for a minute at most."""
+        """Keep windows from opening; waits up to `CHANGING_S` for the open one to close."""
         end = time.monotonic() + CHANGING_S
         with self._lock:
             self._held = True
@@ -141,7 +141,7 @@ class Windows:
     def _open(self, window: Window) -> None:
         try:
             if self._last is not None:
-                self._read(self._last)  # collectors are read before they are switched on again
+                self._read(self._last)  # collectors must be read before they are started again
             window.anchor = clock.anchor()
             window.on = self._collecting.start(self._rung(), describe=False, by_thread=False)
             window.start = window.opened = clock.monotonic_ns()

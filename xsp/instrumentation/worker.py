@@ -1,8 +1,7 @@
-"""A second process that gives a service's spans their parents, so that the service's threads do not.
+"""A second process that assigns parents to a service's spans, to take that work off the service's threads.
 
-What was recorded during one call of a model goes there as raw rows and comes back as the spans of that call
-alone, in the shape that OpenTelemetry wants them; or they are sent on from there over OTLP, and only their
-number comes back.
+It gets the raw rows of some calls of models, and returns the spans of each call in the form that OpenTelemetry needs.
+Or it sends them over OTLP itself, and returns only their number.
 """
 
 from __future__ import annotations
@@ -21,38 +20,38 @@ from xsp.errors import XspError
 from xsp.schema import COLUMNS, Span
 
 NICE = 10
-"""By how much the second process stands back behind the service's."""
+"""Niceness of the second process, so that the service's processes have precedence."""
 
 PATIENCE_S = 30.0
-"""How long a receiver of spans is tried again."""
+"""Seconds for which sending to a receiver is retried."""
 
 _SIMPLE = (str, bool, int, float)
 _HOSTS = ("host.id", "host.ip", "host.name")
 
 
 class Called(NamedTuple):
-    """A call of a model: whose it is, and what it is to have."""
+    """A call of a model: the place of its spans in the trace, and which spans it gets."""
 
     row: int
-    """Of the recorded rows, the call's own."""
+    """Index of the call's own row among the recorded rows."""
 
     trace_id: str
     span_id: str
-    """Of the model's span, which the service's own tracer made."""
+    """Id of the model's span, which the service's own tracer made."""
 
     rung: int
-    """The deepest level that it is to have, of the collectors that are named."""
+    """The deepest level that it gets, from the listed collectors."""
 
     collectors: list[str]
     otlp: str | None
-    """Where its spans are sent, as in `xsp.otlp.endpoint`; None to have them back."""
+    """Target to send its spans to, as in `xsp.otlp.endpoint`; None to return them."""
 
     resource: dict[str, Any]
     """The attributes of the service's resource."""
 
 
 class Recorded(NamedTuple):
-    """What the collectors saw while some calls went on."""
+    """The rows that were recorded during some calls."""
 
     process: int
     calls: list[Called]
@@ -60,7 +59,7 @@ class Recorded(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A span with its parent, as an OpenTelemetry span has it."""
+    """A span with its parent, in OpenTelemetry's form."""
 
     name: str
     level: int
@@ -69,24 +68,24 @@ class Finished(NamedTuple):
     start_ns: int
     end_ns: int
     status: str
-    """As in the table: `ok`, `error:<exception type>`, …"""
+    """Status as in the table: `ok`, `error:<exception type>`, …"""
 
     attributes: dict[str, Any]
 
 
 class Answer(NamedTuple):
-    """What became of one call's rows."""
+    """The outcome of one call's rows."""
 
     spans: list[Finished]
-    """To be given to the service's own processors; empty if they were sent from here."""
+    """Spans for the service's own processors; empty if the second process sent them."""
 
     sent: int = 0
     strangers: int = 0
-    """Spans that were recorded at the same time and do not belong to any of the calls, as far as evidence goes; they
-    are counted with the first."""
+    """Spans that were recorded at the same time and could not be assigned to any of the calls; counted in the answer
+    for the first call."""
 
     ambiguous: int = 0
-    """Of those, spans that may be of this call as of another."""
+    """Strangers that may belong to this call as well as to another."""
 
     problem: str | None = None
     """Why spans are missing."""
@@ -97,7 +96,7 @@ class CorrelatorError(XspError):
 
 
 def pack(recorded: Recorded) -> bytes:
-    """Return calls in the form in which they travel, a tenth of the size of their rows."""
+    """Return calls serialized for the pipe, a tenth of the size of their rows."""
     return marshal.dumps((recorded.process, [tuple(call) for call in recorded.calls], recorded.rows))
 
 
@@ -105,23 +104,23 @@ def pack(recorded: Recorded) -> bytes:
 
 
 class Correlator(transport.SecondProcess):
-    """The service's end."""
+    """The service's side of the second process."""
 
     def __init__(self) -> None:
         """Start the second process.
 
         Raises:
-            CorrelatorError: it does not start.
+            CorrelatorError: the process does not start.
         """
         super().__init__("xsp.instrumentation.worker", does="correlates")
         if self.process is None:
             raise CorrelatorError(self.failed)
 
     def correlate(self, packed: bytes) -> list[Answer]:
-        """Return what became of each call; waits for it.
+        """Return the outcome of each call; waits for it.
 
         Args:
-            packed: what `pack` made of the calls.
+            packed: the calls, as returned by `pack`.
 
         Raises:
             CorrelatorError: the process is gone.
@@ -143,13 +142,13 @@ def main() -> NoReturn:
 
 
 class _Answers:
-    """What is done with calls, each with its own target."""
+    """The processing of calls, each with its own target."""
 
     def __init__(self) -> None:
         self._sending: dict[str, _Sending] = {}
 
     def to(self, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Return the answers to calls that were packed. Never raises: the service must hear of it and go on."""
+        """Return the answers to packed calls. Never raises: the service must get an answer and continue."""
         process, calls, rows = message
         called = [Called(*call) for call in calls]
         try:
@@ -178,7 +177,7 @@ class _Answers:
 
 
 class _Sending:
-    """Sends calls over OTLP; the table engine and the encoder load here and never in the service."""
+    """Sending over OTLP; the table engine and the encoder are loaded here and never in the service."""
 
     def __init__(self, target: str, resource: Mapping[str, Any]) -> None:
         from xsp import table
@@ -210,10 +209,10 @@ class _Sending:
 
 
 def level_resource(resource: Mapping[str, Any], level: int) -> dict[str, Any]:
-    """Return the resource of a deeper level: the service's, as a service of its own called `name.level`.
+    """Return the resource of a deeper level: the service's resource, renamed to a separate service `name.level`.
 
-    Viewers give services colours and filters. Where the service does not tell its host, a pseudonym stands
-    in: viewers doubt the clocks of spans whose hosts they do not know.
+    Viewers colour and filter by service. If the service's resource names no host, a pseudonym is added, because viewers
+    distrust the clocks of spans whose hosts they do not know.
     """
     host = {} if any(name in resource for name in _HOSTS) else {"host.id": identity.host()}
     name = f"{resource.get('service.name', 'unknown_service')}.{semconv.level_name(level)}"
@@ -221,10 +220,10 @@ def level_resource(resource: Mapping[str, Any], level: int) -> dict[str, Any]:
 
 
 class Own(NamedTuple):
-    """What is a call's own."""
+    """The spans that belong to one call."""
 
     spans: list[Span]
-    """Beneath the model's span, parents first."""
+    """The spans below the model's span, parents first."""
 
     strangers: int
     """As in `Answer`."""
@@ -233,10 +232,10 @@ class Own(NamedTuple):
 
 
 def spans_of(recorded: Recorded) -> list[Own]:
-    """Return what belongs to each call.
+    """Return the spans that belong to each call.
 
-    All threads are recorded at the same time, those of other requests too. All is correlated together: work that
-    tells no thread is a call's only if it cannot be another's.
+    All threads are recorded at the same time, also those of other requests. All rows are correlated together: work
+    without a thread belongs to a call only if it cannot belong to another.
     """
     rows = _rows(recorded)
     roots = {call.span_id: place for place, call in enumerate(recorded.calls)}
@@ -258,14 +257,14 @@ def spans_of(recorded: Recorded) -> list[Own]:
             for row in mine
             if row.level <= call.rung and row.collector in (None, *call.collectors)
         ]
-        # once more without the others, whose rows would take part in the numbering of layers and in the keys
+        # correlated again without the other rows, which would take part in the numbering of layers and in the keys
         spans = [span for span in correlate(asked) if span.span_id != call.span_id]
         found.append(Own(spans, 0 if place else len(rows) - len(owner), ambiguous[place]))
     return found
 
 
 def _candidates(doubtful: Iterable[str], keys: Mapping[str | None, int]) -> Counter[int]:
-    """Count by call the spans that may be its as another's, by the keys of the spans that they may be of."""
+    """Count for each call the spans that may belong to it or to another, from the keys of their candidate parents."""
     counted: Counter[int] = Counter()
     for attributes in doubtful:
         counted.update({keys[key] for key in json.loads(attributes)["candidates"] if key in keys})
@@ -273,7 +272,7 @@ def _candidates(doubtful: Iterable[str], keys: Mapping[str | None, int]) -> Coun
 
 
 def _rows(recorded: Recorded) -> list[Span]:
-    """Return the rows with ids, the models' own with those of their OpenTelemetry spans."""
+    """Return the rows with ids; the models' rows get the ids of their OpenTelemetry spans."""
     models = {call.row: call for call in recorded.calls}
     rows = []
     for place, row in enumerate(map(Span._make, recorded.rows)):
@@ -284,7 +283,7 @@ def _rows(recorded: Recorded) -> list[Span]:
 
 
 def finished(span: Span) -> Finished:
-    """Return a span as OpenTelemetry has it."""
+    """Return a span in OpenTelemetry's form."""
     return Finished(
         name=span.name,
         level=span.level,
@@ -298,7 +297,7 @@ def finished(span: Span) -> Finished:
 
 
 def attributes(span: Span) -> dict[str, Any]:
-    """Return the attributes of a span; what the SDK's attributes cannot hold is JSON."""
+    """Return the attributes of a span; values that the SDK does not support become JSON."""
     found: dict[str, Any] = {}
     value: Any
     for column, value in zip(COLUMNS, span, strict=True):

@@ -1,5 +1,6 @@
-"""Run somebody's program, or a model by name, inside a profile.
+"""Run a user's program, or a model by name, inside a profile.
 
-`program` reads what was typed, `script` executes it as Python would, `run` does so inside a profile, `ranks` by a
-launcher of several, `models` runs models by name. `rerun` runs it in further processes, `children` waits for these.
+`program` parses the command line, `script` executes the program as Python would, `run` does so inside a profile, and
+`ranks` by a launcher on several ranks. `models` runs models by name. `rerun` starts further processes, and `children`
+waits for them.
 """

@@ -1,4 +1,4 @@
-"""Processes that xsp starts and waits for, which take seconds to end when they are told to; and how xsp itself ends."""
+"""Child processes that xsp starts and waits for, also after a signal, and the message when xsp is interrupted."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
     """Run a command to its end, pass on the signals that are meant for it, and return its exit code.
 
     Raises:
-        KeyboardInterrupt: there was one; the command has ended of itself by now.
+        KeyboardInterrupt: xsp was interrupted; it is raised after the command has ended.
     """
     process = subprocess.Popen(command, env=environment)
     with _passing_on(signal.SIGTERM, process):
         try:
             return process.wait()
         except KeyboardInterrupt:
-            if not _is_from_terminal():  # which tells all processes of its group
+            if not _is_from_terminal():  # the terminal signals all processes of its group
                 process.send_signal(signal.SIGINT)
             while process.returncode is None:
                 with contextlib.suppress(KeyboardInterrupt):
@@ -62,11 +62,11 @@ def _passing_on(number: signal.Signals, process: subprocess.Popen[bytes]) -> Ite
 
 @contextlib.contextmanager
 def says_where(run: Path | None = None, *, shows: bool = False) -> Iterator[list[Path]]:
-    """Say, where an interrupt ends this process, in which directory the run is. Python's exit status stays.
+    """Print the run's directory if an interrupt ends this process. Python's exit status is unchanged.
 
     Args:
-        run: the directory; what is put into the list takes its place.
-        shows: let Python show the interrupt's traceback before: it is that of somebody's program.
+        run: the directory; a path that is added to the yielded list replaces it.
+        shows: let Python print the interrupt's traceback first, because it is the user program's.
     """
     place = [run] if run is not None else []
     try:

@@ -19,12 +19,12 @@ from xsp.record.session import profile
 from xsp.record.settings import Settings
 
 Progress = Callable[[str, int, int], None]
-"""Called between steps with what is being profiled, steps done, and steps in all."""
+"""Called between steps with the name of the profiled model, the steps done, and the total steps."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """How a run is to be recorded."""
+    """How a run is recorded."""
 
     settings: Settings
     repeats: int = 12
@@ -37,8 +37,8 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
 
     Raises:
         ModelError: the model cannot be built.
-        UsageError: fewer than one repeat, or levels that make no sense.
-        OutputError: the run directory exists, and `next_free` was not said; or it cannot be written.
+        UsageError: fewer than one repeat, or invalid levels.
+        OutputError: the run directory exists, and `next_free` is not set; or it cannot be written.
     """
     if how.repeats < 1:
         raise UsageError(f"--repeats {how.repeats}: at least one timed step per level is needed")
@@ -93,37 +93,37 @@ def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recor
 
 
 def count(spec: str, settings: models.Settings, how: Recording, out: Path) -> dict[str, Any]:
-    """Profile once more under Nsight Compute, and join the counters of one step to the run.
+    """Profile again under Nsight Compute, and join the counters of one step to the run.
 
     Returns:
-        How much was joined, see `xsp.counters.storing.attach`.
+        The amounts that were joined, see `xsp.counters.storing.attach`.
 
     Raises:
-        CounterError: there are none; the run is as it was, and says why.
+        CounterError: there are no counters; the run is unchanged except for a note with the reason.
     """
-    recorded = replace(how.settings, samples=False, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
+    recorded = replace(how.settings, samples=False, kernels=Kernels.KINETO.value)  # ncu occupies CUPTI
     command = ["--counting", *_model_options(settings)]
     start = [sys.executable, "-m", "xsp.cli", "profile", spec]
     return secondrun.count(out, lambda run: [*start, *replace(recorded, out=run).options(), *command])
 
 
 def _without_place(spec: str) -> str:
-    """Return a model's name as typed, and of one in a file the file without its directories."""
+    """Return a model's name as typed; for a model in a file, the file without its directories."""
     return scrub.command(("", spec))[1] if "/" in spec or ".py:" in spec else spec
 
 
 def _model_options(settings: models.Settings) -> list[str]:
-    """Return the options with which a command builds a model in the same way."""
+    """Return the command-line options that build a model in the same way."""
     given = ["--batch", str(settings.batch), "--sequence", str(settings.sequence), "--device", settings.device]
     given += ["--train"] if settings.train else []
     return given + (["--input", "x".join(map(str, settings.shape))] if settings.shape is not None else [])
 
 
 def before_the_first_use_of_libraries(kernels: str = Kernels.KINETO.value) -> None:
-    """Set what libraries read once, when they are first used; see `xsp_collectors.onednn` and its `cuda`.
+    """Set the variables that libraries read once, at their first use; see `xsp_collectors.onednn` and its `cuda`.
 
     Args:
-        kernels: where device work is to come from; CUPTI has the GPU's libraries name their calls.
+        kernels: requested source of device work; CUPTI makes the GPU's libraries name their calls.
     """
     os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -131,11 +131,11 @@ def before_the_first_use_of_libraries(kernels: str = Kernels.KINETO.value) -> No
         try:
             os.environ.update(plugins.load("xsp.collectors", Kernels.CUPTI.value)().environment())
         except PluginError:
-            return  # said again, with its consequences, when the profile looks for its collectors
+            return  # reported, with its consequences, when the profile looks for its collectors
 
 
 def default_device() -> str:
-    """Return `cuda` if torch is installed and sees one, else `cpu`."""
+    """Return `cuda` if torch is installed and finds a device, else `cpu`."""
     try:
         import torch
     except ImportError:
@@ -144,10 +144,10 @@ def default_device() -> str:
 
 
 def show_nothing(what: str, done: int, total: int) -> None:
-    """Be a `Progress` that is silent."""
+    """Do nothing: a silent `Progress`."""
 
 
 def short_name(spec: str) -> str:
-    """Return what a run of a model is called: the model's name, or the file's."""
+    """Return the name of a model's run: the model's name, or the file's."""
     source, _, name = spec.partition(":")
     return Path(source).stem if source.endswith(".py") else name.partition("?")[0].replace("/", "-")

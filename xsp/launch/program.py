@@ -1,4 +1,4 @@
-"""What is to be run, read from words as one would type them after `xsp run`.
+"""The program to run, parsed from the words after `xsp run`.
 
 ```
 train.py ARGS                   a script; also a directory or a zip file with a __main__.py, and a script without .py
@@ -8,7 +8,7 @@ pytest ARGS                     a command of this environment that is a Python s
 torchrun, accelerate launch, deepspeed    see `xsp.launch.ranks`
 ```
 
-What is no Python program, or starts one by itself, is refused with what to type instead.
+A command that is no Python program, or that starts one itself, is refused with the command to type instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from xsp.record.terminal import say
 _PYTHON = re.compile(r"(?:python|pypy)(\d+(?:\.\d+)?t?)?")
 _VALUED = "WX"
 _BARE = "bBdEIOPqRsSuv"
-"""Python's own options of one letter: those that take a value, and those that take none and run a program."""
+"""Python's one-letter options: those that take a value, and those that take none and still run a program."""
 
 _STDIN = "a program is not read from standard input; write it to a file: xsp run FILE.py"
 
@@ -41,7 +41,7 @@ _STARTERS = frozenset(
     "bash conda env hatch ipython jupyter mamba micromamba mpiexec mpirun nice nohup numactl pdm pipenv pixi poetry "
     "ray rye sh srun stdbuf taskset time uv uvx zsh".split()
 )
-"""Commands that start the program as a process of its own."""
+"""Commands that start the program as a separate process."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,26 @@ class Program:
 
     @property
     def words(self) -> list[str]:
-        """What to type after `xsp run` and its options."""
+        """The words to type after `xsp run` and its options."""
         return [*(["-m"] if self.is_module else []), self.target, *self.args]
 
     @property
     def name(self) -> str:
-        """What a run of it is called."""
+        """The name of its run."""
         name = self.target.removesuffix(".__main__") if self.is_module else Path(self.target).absolute().stem
-        return name.encode("utf-8", "replace").decode().replace("?", "-")  # bytes that are no text are in no path
+        return name.encode("utf-8", "replace").decode().replace("?", "-")  # undecodable bytes become dashes
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A program that wants an interpreter, or options of an interpreter's, other than this process has."""
+    """A program that needs another interpreter, or other options of the interpreter, than this process has."""
 
     interpreter: str
     options: tuple[str, ...]
     program: Program
 
     def go_on(self, xsp: Sequence[str]) -> NoReturn:
-        """Let that interpreter take the place of this process, with xsp's own options as they were typed."""
+        """Replace this process by that interpreter, with xsp's own options as they were typed."""
         words = [self.interpreter, *self.options, "-m", "xsp.cli", "run", *xsp, *self.program.words]
         sys.stdout.flush()
         sys.stderr.flush()
@@ -83,14 +83,14 @@ class Elsewhere:
 
 
 def read(words: Sequence[str], is_module: bool = False) -> Program | Elsewhere:
-    """Read a program from words, which are no launcher's.
+    """Parse a program from words that do not begin with a launcher.
 
     Args:
-        words: at least one.
-        is_module: the first one names a module.
+        words: the words, at least one.
+        is_module: whether the first word names a module.
 
     Raises:
-        UsageError: they name no Python program; the message says what to type.
+        UsageError: the words name no Python program; the message gives the command to type.
     """
     first, rest = words[0], tuple(words[1:])
     if first == "-":
@@ -121,14 +121,14 @@ def _module(name: str) -> str:
 
 
 def _as_module(name: str) -> str:
-    """Return a hint, where a name is one of a module in this directory."""
+    """Return a hint if a name is that of a module in this directory, else an empty text."""
     place = Path(*name.split("."))
     there = os.sep not in name and (place.with_name(f"{place.name}.py").is_file() or place.is_dir())
     return f"; for a module type `xsp run -m {name}`" if there else ""
 
 
 def _behind(words: Sequence[str]) -> str:
-    """Return a command with `xsp run` where its Python program begins."""
+    """Return a command with `xsp run` inserted before its Python program."""
     for place, word in enumerate(words[1:], 1):
         if (
             _PYTHON.fullmatch(Path(word).name)
@@ -154,7 +154,7 @@ def _refuse_what_is_no_python(path: Path) -> None:
 
 
 def _command(name: str, path: Path, rest: tuple[str, ...]) -> Program:
-    """Return the program that a command of this environment is."""
+    """Return the program behind a command of this environment."""
     interpreter = _shebang(path)
     if interpreter is None or "python" not in interpreter:
         raise UsageError(
@@ -166,8 +166,8 @@ def _command(name: str, path: Path, rest: tuple[str, ...]) -> Program:
 
 
 def _shebang(path: Path) -> str | None:
-    """Return the interpreter that a file's first lines name, None where they name none."""
-    if not path.is_file():  # what a pipe gives can be read once
+    """Return the interpreter that a file's first lines name; None if they name none."""
+    if not path.is_file():  # a pipe can be read only once
         return None
     try:
         with open(path, "rb") as file:
@@ -176,7 +176,7 @@ def _shebang(path: Path) -> str | None:
         return None
     if not lines[0] or not lines[0][0].startswith("#!"):
         return None
-    if lines[1] and lines[1][0] == "'''exec'":  # how installers write paths that are too long, or have a blank
+    if lines[1] and lines[1][0] == "'''exec'":  # installers write long paths and paths with blanks so
         return shlex.split(lines[1][1])[0]
     named = [lines[0][0][2:], *lines[0][1:]]
     words = [word for word in named if word and not word.startswith("-")]
@@ -187,7 +187,7 @@ def _shebang(path: Path) -> str | None:
 
 
 def _interpreted(name: str, rest: tuple[str, ...]) -> Program | Elsewhere:
-    """Read an interpreter's own options and the program after them."""
+    """Parse an interpreter's own options and the program after them."""
     options, program = _split(name, rest)
     interpreter = _interpreter(name, program)
     if interpreter == sys.executable and not options:
@@ -226,7 +226,7 @@ def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
 
 
 def _letters(word: str) -> Iterator[tuple[str, str]]:
-    """Take `-uOm` apart into its letters, each with what follows in the same word where it takes a value."""
+    """Split `-uOm` into its letters; a letter that takes a value comes with the rest of the word."""
     if word.startswith("--"):
         yield word, ""
         return
@@ -238,10 +238,10 @@ def _letters(word: str) -> Iterator[tuple[str, str]]:
 
 
 def _interpreter(name: str, program: Program) -> str:
-    """Return the path of an interpreter in which xsp can run, this one where the name means it.
+    """Return the path of an interpreter in which xsp can run, or of this one if the name means it.
 
     Raises:
-        UsageError: there is none of that name, or xsp is not installed in it.
+        UsageError: there is no interpreter of that name, or xsp is not installed in it.
     """
     found = shutil.which(name)
     if found is None:
@@ -265,7 +265,7 @@ def _interpreter(name: str, program: Program) -> str:
 
 
 def _asked(interpreter: str) -> tuple[str, bool]:
-    """Return the environment of an interpreter, and whether xsp is there; nothing where it does not answer."""
+    """Return the prefix of an interpreter's environment, and whether xsp is there; empty and False if it fails."""
     if os.path.abspath(interpreter) == os.path.abspath(sys.executable):
         return os.path.realpath(sys.prefix), True
     try:

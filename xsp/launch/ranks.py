@@ -1,10 +1,10 @@
-"""Run a program on several ranks by its launcher, each rank inside a profile of its own, all in one trace.
+"""Run a program on several ranks by its launcher, each rank inside its own profile, all in one trace.
 
-The launcher is told to start `xsp run` with the program, in place of the program: so it does not matter how it starts
-its processes. Its own parser says where its options end and the program begins.
+The launcher's command is changed to start `xsp run` with the program, instead of the program: so the way it starts its
+processes does not matter. The launcher's own parser determines where its options end and the program begins.
 
-xsp is the root of the trace: it names itself to the ranks in `TRACEPARENT`, and its own span lasts from before the
-first rank starts until after the last one ended.
+xsp is the root of the trace: it passes its context to the ranks in `TRACEPARENT`, and its own span lasts from before
+the first rank starts until after the last one has ended.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from xsp.version import __version__
 
 
 class _Launcher(NamedTuple):
-    """How a launcher is started, and what reads its command line."""
+    """How a launcher is started, and the parser of its command line."""
 
     module: str
     package: str
     parser: str
-    """A function of the module: of a command line, or that returns a parser."""
+    """A function of the module: it parses a command line, or returns a parser."""
 
 
 _TORCHRUN = _Launcher("torch.distributed.run", "torch", "get_args_parser")
@@ -54,15 +54,15 @@ _COMMANDS: dict[tuple[str, ...], _Launcher] = {
     **{("-m", each.module): each for each in (_TORCHRUN, _OLD, _ACCELERATE, _DEEPSPEED)},
 }
 _REFUSED = ("no_python", "run_path", "tpu")
-"""Options with which a launcher does not start `python -m` for each rank."""
+"""Options that make a launcher start something else than `python -m` for each rank."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A launcher with what it was given."""
+    """A launcher with its options and program."""
 
     name: str
-    """As it was typed."""
+    """The launcher's command as typed."""
 
     module: str
     options: tuple[str, ...]
@@ -70,10 +70,10 @@ class Job:
 
 
 def found_in(words: Sequence[str]) -> Job | None:
-    """Return the job that words after `xsp run` are, None where they begin with no launcher.
+    """Return the job that the words after `xsp run` describe; None if they do not begin with a launcher.
 
     Args:
-        words: with `-m` before a module.
+        words: the words, with `-m` before a module.
 
     Raises:
         UsageError: the launcher is not installed, does not take its options, or does not start Python programs.
@@ -103,15 +103,15 @@ def _read(name: str, launcher: _Launcher, words: list[str]) -> Job:
         if word == target and (rest == list(args) or rest == ["--", *args]):
             options = words[: place - 1] if place and words[place - 1] == "--" else words[:place]
             if not given.module:
-                options = [*options, "--module"]  # of what it is to start
+                options = [*options, "--module"]  # `xsp.cli` is a module
             return Job(name, launcher.module, tuple(options), Program(target, tuple(rest), bool(given.module)))
     raise UsageError(f"xsp run {name}: it is not clear where its options end; write them before the script")
 
 
 def _parsed(name: str, launcher: _Launcher, words: list[str]) -> Any:
-    """Have a launcher's own parser read its command line."""
+    """Parse a launcher's command line by its own parser."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # what it says when it is imported it will say again
+        with contextlib.redirect_stdout(io.StringIO()):  # output at import will be repeated when it runs
             function = getattr(importlib.import_module(launcher.module), launcher.parser)
     except ImportError as error:
         raise UsageError(
@@ -127,19 +127,19 @@ def _parsed(name: str, launcher: _Launcher, words: list[str]) -> Any:
 def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
     """Run a launcher's job, and return its exit code, and the run directory if there is a run.
 
-    Where the disk or another process lets no run be written, a line on stderr says so, and the job runs without xsp.
+    If the disk or another process prevents a run, a line on stderr reports it, and the job runs without xsp.
 
     Raises:
         UsageError: `otlp` is no endpoint; the program is no Python file.
-        PluginError: what `otlp` needs is not there.
-        OutputError: there is something in the run directory already, and `next_free` was not said.
-        KeyboardInterrupt: it was interrupted; what was recorded until then is whole.
+        PluginError: a requirement of `otlp` is missing.
+        OutputError: the run directory is taken, and `next_free` is not set.
+        KeyboardInterrupt: the job was interrupted; the steps that were recorded until then are intact.
     """
     settings = how.settings
     if settings.otlp is not None:
         plugins.sender().check(settings.otlp, settings.otlp_policy)
     if not job.program.is_module:
-        read([job.program.target])  # here it is one line, and not one of each rank
+        read([job.program.target])  # an error here is one line, not one of each rank
     own = identity.of_this_process()
     content = _content(how, own)
     launcher = ["-m", job.module, *job.options]
@@ -168,15 +168,15 @@ def _finish(how: Launch, out: Path, content: dict[str, Any], code: int | None) -
     parts = [part.name for part in rundir.rank_parts(out)]
     try:
         rundir.write_run(out, {**content, "parts": parts, "finished": code == 0, "end_ns": time.time_ns()})
-    except UnwritableError as error:  # the job has come to its end, and ends as it would have
+    except UnwritableError as error:  # the job ends as it would have without xsp
         say(f"{error}; what its ranks wrote is kept")
     settings = how.settings
     if settings.otlp is not None:
-        plugins.sender()(out, settings.otlp, settings.otlp_policy).finish()  # the job's own span
+        plugins.sender()(out, settings.otlp, settings.otlp_policy).finish()  # delivers the job's own span
 
 
 def _content(how: Launch, own: identity.Identity) -> dict[str, Any]:
-    """Return what `run.json` says of the job as a whole."""
+    """Return the content of `run.json` for the job as a whole."""
     return {
         "xsp": __version__,
         "kind": RANKS,

@@ -1,4 +1,4 @@
-"""Runs of the same script in processes of their own: once per level, or once more to know what one run cannot tell."""
+"""Runs of the same script in separate processes: once per level, or again for what one run cannot determine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def once_each(how: Launch) -> tuple[int, Path]:
     """Run the script once per level, each time in a fresh process, into one run.
 
     Returns:
-        0, or the exit code of the first run that failed, and the run directory; what was recorded until then is kept.
+        0, or the exit code of the first run that failed, and the run directory; earlier recordings are kept.
 
     Raises:
-        OutputError: there is something in it already, and `next_free` was not said; or it cannot be written.
+        OutputError: the run directory is taken, and `next_free` is not set; or it cannot be written.
     """
     with output.claimed_for_several(how.settings) as out, children.says_where(out):
         return _each(how, out), out
@@ -61,10 +61,10 @@ def _each(how: Launch, out: Path) -> int:
 
 
 def resolve(how: Launch, run: Path) -> tuple[int, int]:
-    """Run the script once more with one thing at a time, and decide what was ambiguous in its run.
+    """Run the script again with all work serialized, and resolve what was ambiguous in its run.
 
     Returns:
-        How many spans found a parent, and the exit code of the re-run.
+        The number of spans that found a parent, and the exit code of the re-run.
     """
     from xsp.store.write import resolve_run  # the table engine, after the measured program has ended
 
@@ -75,34 +75,34 @@ def resolve(how: Launch, run: Path) -> tuple[int, int]:
 
 
 def count(how: Launch, run: Path) -> dict[str, Any]:
-    """Run the script once more under Nsight Compute, and join the counters of one step to its run.
+    """Run the script again under Nsight Compute, and join the counters of one step to its run.
 
     Returns:
-        How much was joined, see `xsp.counters.storing.attach`.
+        The amounts that were joined, see `xsp.counters.storing.attach`.
 
     Raises:
-        CounterError: there are none; the run is as it was, and says why.
+        CounterError: there are no counters; the run is unchanged except for a note with the reason.
     """
-    settings = replace(how.settings, otlp=None, samples=False, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
+    settings = replace(how.settings, otlp=None, samples=False, kernels=Kernels.KINETO.value)  # ncu occupies CUPTI
     return secondrun.count(run, lambda counted: command(how, replace(settings, out=counted), ["--counting"]))
 
 
 def _again(
     how: Launch, settings: Settings, extra: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> int:
-    """Run this command again in a process of its own."""
+    """Run this command again in a separate process."""
     variables = {**os.environ, **otlp_environment(settings), **(environment or {})}
     return children.run(command(how, settings, extra), variables)
 
 
 def command(how: Launch, settings: Settings, extra: Sequence[str] = (), launcher: Sequence[str] = ()) -> list[str]:
-    """Return the command that runs a program as this one does, in a process of its own.
+    """Return the command that runs the program with these settings in a separate process.
 
     Args:
-        how: what is run.
-        settings: how it is recorded there.
+        how: the program and how it is run.
+        settings: settings of the recording there.
         extra: further options of `xsp run`.
-        launcher: words before the module that is run, in place of `-m`.
+        launcher: words before the module name, in place of `-m`.
     """
     python = [sys.executable, *python_options(), *(launcher or ["-m"]), "xsp.cli", "run"]
     samples = ["--batch-size", str(settings.batch_size)] if settings.batch_size is not None else []
@@ -115,5 +115,5 @@ def python_options() -> list[str]:
 
 
 def otlp_environment(settings: Settings) -> dict[str, str]:
-    """Return what tells a further `xsp run` where to deliver to; a command line would show it to everybody."""
+    """Return the variable with the delivery target for another `xsp run`; a command line would show it to everybody."""
     return {endpoint.VARIABLE: settings.otlp} if settings.otlp is not None else {}

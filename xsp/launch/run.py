@@ -1,4 +1,4 @@
-"""Run somebody's program as Python would, inside a profile."""
+"""Run a user's program as Python would, inside a profile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from xsp.record.settings import Settings
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be run, and how."""
+    """The program to run, and how to run it."""
 
     program: Program
     settings: Settings
@@ -33,35 +33,35 @@ class Launch:
     """A `StepRule`, or the function whose calls are steps: `train_one`, `Trainer.fit_batch`, `pkg.mod:function`."""
 
     says_where: bool = False
-    """Say on stderr, where an interrupt ends the program, where its run is."""
+    """Print the run's directory on stderr if an interrupt ends the program."""
 
     shows_line: bool = False
-    """Draw in the terminal how far the run is."""
+    """Draw a progress line in the terminal."""
 
     one_at_a_time: bool = False
     counting: bool = False
-    """Mark the step that describes for Nsight Compute, which runs this process, and record nothing of the others."""
+    """Mark the describing step for Nsight Compute, which runs this process, and record no other step."""
 
 
 def launch(how: Launch) -> tuple[int, Path | None]:
     """Run the program in this process, and return its exit code, and the run directory if there is a run.
 
-    A program that raises has its traceback printed and the code 1, as Python does it; what was recorded until
-    then is kept. `KeyboardInterrupt` passes through.
+    If the program raises, its traceback is printed and the code is 1, as in Python; the steps that were recorded until
+    then are kept. `KeyboardInterrupt` passes through.
 
     Raises:
         UsageError: there is no such program, or no such function for --step.
-        OutputError: there is something in the run directory already, and `next_free` was not said.
-        PluginError: device work cannot come from where it was asked for.
+        OutputError: the run directory is taken, and `next_free` is not set.
+        PluginError: the requested source of device work cannot be used.
     """
     models.before_the_first_use_of_libraries(how.settings.kernels)
-    os.environ.pop(endpoint.VARIABLE, None)  # the script's own children are not meant
+    os.environ.pop(endpoint.VARIABLE, None)  # not for the script's own children
     function = how.step if how.step not in {rule.value for rule in StepRule} else None
     try:
         main = script.prepared(how.program, function)
     except XspError:
         raise
-    except Exception as error:  # of the package that the module is in
+    except Exception as error:  # raised by the package that contains the module
         sys.excepthook(type(error), error, error.__traceback__)
         return 1, None
     settings = replace(how.settings, collectors=secondrun.collectors()) if how.counting else how.settings
@@ -77,7 +77,7 @@ def launch(how: Launch) -> tuple[int, Path | None]:
 
 
 def _typed(how: Launch) -> tuple[str, ...]:
-    """Return what was typed, without directories and what may be a secret."""
+    """Return the typed command without directories and possible secrets."""
     program = how.program
     target = program.target if program.is_module else PurePath(program.target).name
     step = () if how.step == StepRule.AUTO.value else ("--step", how.step)
@@ -94,7 +94,7 @@ def _saying_where(session: profile, how: Launch) -> Iterator[None]:
 
 
 def _listener(session: profile, how: Launch) -> Listener:
-    """Return what the collectors signal the program's boundaries to."""
+    """Return the listener for the collectors' signals at the program's boundaries."""
     rules = {rule.value: rule for rule in StepRule}
     steps = AutoStep(session, rules.get(how.step, StepRule.AUTO))
     return OneAtATime(session, steps) if how.one_at_a_time else steps

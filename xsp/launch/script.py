@@ -1,4 +1,4 @@
-"""A program's main module as Python would run it, and the function of its own, or of another, whose calls are steps."""
+"""A program's main module, executed as Python would, and the function whose calls are steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from xsp.launch.program import Program
 from xsp.record.session import profile
 
 _STEP = "__xsp_step__"
-"""Name of the decorator, among the built-in ones while the program runs."""
+"""Name of the decorator among the builtins while the program runs."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +32,27 @@ class Main:
 
     code: CodeType
     argument: str
-    """What stands first in `sys.argv`."""
+    """The first entry of `sys.argv`."""
 
     function: str | None
-    """Whose calls are steps: a function of this module, or `module:function` of another one."""
+    """The function whose calls are steps: a function of this module, or `module:function` of another one."""
 
     spec: ModuleSpec | None = None
-    """None for a script in a file, as Python has it."""
+    """The module's spec; None for a script in a file, as in Python."""
 
 
 def prepared(program: Program, function: str | None) -> Main:
-    """Find and compile a program's main module, and let imports find what they find for it under Python.
+    """Find and compile a program's main module, and set `sys.path` for it as Python would.
 
-    A function of its own whose calls are to be steps gets a decorator.
+    If a function of the module itself makes the steps, it gets a decorator.
 
     Raises:
-        UsageError: it is not there, cannot be read, is not Python, or has no such function.
-        Exception: what the package of a module raises when it is imported.
+        UsageError: the module does not exist, cannot be read, is not Python, or has no such function.
+        Exception: an error that the module's package raises on import.
     """
     if program.is_module:
         _import_first_from(os.getcwd())
-        sys.argv = ["-m", *program.args]  # as Python has it while it looks for the module
+        sys.argv = ["-m", *program.args]  # as in Python while it looks for the module
         spec = _spec_of(program.target)
         function = _own(function, spec.name, program.target)
         return Main(_code_of(spec, function, program.target), str(spec.origin), function, spec)
@@ -73,7 +73,7 @@ def prepared(program: Program, function: str | None) -> Main:
 
 
 def _import_first_from(place: str) -> None:
-    """Put a place first in `sys.path`, where Python put that of xsp's own command."""
+    """Put a directory first in `sys.path`, where Python had put the directory of xsp's own command."""
     if getattr(sys.flags, "safe_path", sys.flags.isolated):
         return
     main = sys.modules["__main__"]
@@ -90,7 +90,7 @@ def _spec_of(name: str) -> ModuleSpec:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # its package needs another one
+            raise  # the package itself needs a missing module
         raise UsageError(f"-m {name}: {error}; modules are looked for from {os.getcwd()}") from error
     except ValueError as error:
         raise UsageError(f"-m {name}: {error}") from error
@@ -104,7 +104,7 @@ def _spec_of(name: str) -> ModuleSpec:
 
 
 def _code_of(spec: ModuleSpec, function: str | None, named: str) -> CodeType:
-    """Return the code of a module; it is compiled anew where a function is to be decorated."""
+    """Return the code of a module; it is compiled again if a function must be decorated."""
     loader: Any = spec.loader
     try:
         if function is not None and ":" not in function:
@@ -120,7 +120,7 @@ def _code_of(spec: ModuleSpec, function: str | None, named: str) -> CodeType:
 
 
 def _own(function: str | None, *names: str) -> str | None:
-    """Return a function without the name of its module, if that is the main one: an import would make a second one."""
+    """Return a function's name without the main module, which an import would load a second time."""
     module, colon, path = (function or "").partition(":")
     return path if colon and module in names else function
 
@@ -137,7 +137,7 @@ def _compiled(source: bytes | str, file: str, named: str, function: str | None) 
                 f"--step {function}: {named} has no such function; for one of another module write module:function"
             )
         found.decorator_list.append(ast.copy_location(ast.Name(_STEP, ast.Load()), found))
-    return compile(tree, file, "exec", dont_inherit=True)  # as Python names its main module
+    return compile(tree, file, "exec", dont_inherit=True)  # with Python's file name for a main module
 
 
 def _find(tree: ast.AST, path: list[str]) -> ast.FunctionDef | None:
@@ -153,10 +153,10 @@ def _find(tree: ast.AST, path: list[str]) -> ast.FunctionDef | None:
 
 @contextlib.contextmanager
 def stepping(session: profile, function: str | None) -> Iterator[None]:
-    """Make the calls of a function steps, as long as the block lasts; None for no function.
+    """Make the calls of a function steps during the block; do nothing if it is None.
 
     Raises:
-        UsageError: there is no such function in the module that was named with it.
+        UsageError: the named module has no such function.
     """
     if function is None:
         yield
@@ -197,7 +197,7 @@ def _stepping(session: profile, function: Callable[..., Any]) -> Callable[..., A
 
 
 _executed: list[ModuleType] = []
-"""Main modules, whose objects live as long as the interpreter: a `__del__` comes after the handlers at exit."""
+"""Main modules, kept so that their objects live as long as the interpreter: `__del__` runs after the exit handlers."""
 
 
 def execute(main: Main, args: tuple[str, ...]) -> int:
@@ -221,9 +221,9 @@ def execute(main: Main, args: tuple[str, ...]) -> int:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except Exception as error:
         _from_script(error, code.co_filename)
-        sys.excepthook(type(error), error, error.__traceback__)  # the script may have one of its own
+        sys.excepthook(type(error), error, error.__traceback__)  # the script may have set its own
         return 1
-    except BaseException:  # an interrupt: Python itself shows it, and ends by its signal
+    except BaseException:  # an interrupt: Python itself prints it, and ends by its signal
         sys.excepthook = functools.partial(_show, sys.excepthook, code.co_filename)
         raise
     finally:
@@ -238,7 +238,7 @@ def _show(hook: Callable[..., Any], script: str, kind: type[BaseException], erro
 
 
 def _from_script(error: BaseException, script: str) -> None:
-    """Let an error's traceback, which Python's own hook shows, begin in the script."""
+    """Make an error's traceback, which Python's hook prints, begin in the script."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next

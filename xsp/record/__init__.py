@@ -1,8 +1,8 @@
-"""Record a program: which levels are on in which step, what that costs, and the way of a step to the disk.
+"""Record a program: which levels are on in which step, what that costs, and how a step gets to the disk.
 
-`session` is the block, `steps` what happens in it, `blocks` what the program names inside, `description` what
-`run.json` says of it all; `schedule` is whose turn it is, `budget` what it may cost and `overhead` what it does;
-`collecting` switches the collectors. `storing` has a step on its way to disk; `writer` is the measured program's end
-of the process that stores steps, `xsp.store.write` the other one. `autostep` finds steps. `progress` says how far a run
-is while it goes on, `terminal` draws it.
+`session` is the block, `steps` its steps, `blocks` the blocks that the program names inside, `description` the content
+of `run.json`. `schedule` chooses the turns, `budget` limits their cost and `overhead` measures it. `collecting`
+switches the collectors. `storing` sends a step to the disk; `writer` is the measured program's side of the process that
+stores steps, `xsp.store.write` the other side. `autostep` finds steps. `progress` reports on a run while it is
+recorded, `terminal` draws the report.
 """

@@ -1,12 +1,12 @@
-"""Steps of a program that names none: found at the boundaries that collectors signal.
+"""Steps of a program that does not name its steps: found at the boundaries that collectors signal.
 
-A step of training begins with the first outermost call of a module after the last step, or with the optimizer's step
-where that makes the calls itself (a closure), and ends with the optimizer's step. A step of inference is one outermost
-call. A call counts as training if its module is in training mode and gradients are on. Where training calls no module
-that has parameters, nothing tells when its forward pass begins: a step then begins where the last one ended.
+A training step begins with the first outermost call of a module after the last step, or with the optimizer's step if
+that makes the calls itself (a closure), and ends with the optimizer's step. An inference step is one outermost call. A
+call counts as training if its module is in training mode and gradients are on. If training calls no module that has
+parameters, the begin of its forward pass cannot be seen: a step then begins where the last one ended.
 
-What a program repeats is learned from it: optimizers that step one right after the other end one step, not two; a call
-without gradients that is always followed by training calls (a teacher's, an encoder's) begins a training step.
+Repeated patterns are learned: optimizers that step directly one after the other end one step, not two; a call without
+gradients that is always followed by training calls (of a teacher or an encoder) begins a training step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xsp.subjects import Subjects, holds_nothing
 
 
 class StepRule(enum.Enum):
-    """What makes a step, where the program does not say."""
+    """The definition of a step in a program that does not name its steps."""
 
     AUTO = "auto"  # an optimizer's step if the program trains, else a call
     CALL = "call"  # a call of the outermost module
@@ -32,13 +32,13 @@ class StepRule(enum.Enum):
 
 
 MOST_CALLS = 256
-"""Calls without a backward pass, of which none was ever seen, after which a program is taken not to train."""
+"""Calls without any backward pass after which a program is assumed not to train."""
 
 MOST_BACKWARDS = 64
-"""Backward passes after which a program of which no optimizer stepped is taken to have none of torch's."""
+"""Backward passes without an optimizer step after which a program is assumed to use no optimizer of torch."""
 
 LONGEST_PREFIX = 8
-"""Calls without gradients that may begin a training step."""
+"""Most calls without gradients that may begin a training step."""
 
 _NO_OPTIMIZER = (
     "the program trains without an optimizer of torch's: a step ends with the backward pass, and what updates the "
@@ -59,22 +59,22 @@ _FORGOTTEN = (
 
 
 class AutoStep:
-    """Opens and closes the steps of a session as signals come in."""
+    """A listener that opens and closes the steps of a session at signals."""
 
     def __init__(self, session: profile, rule: StepRule = StepRule.AUTO) -> None:
         self._session = session
         self._rule = rule
         self._step: Step | None = None
         self._owner: int | None = None
-        self._trains = False  # the open step waits for what ends a step of training
-        self._inside = 0  # optimizers' steps that are under way
+        self._trains = False  # the open step is a training step
+        self._inside = 0  # optimizers' steps that are running
         self._called = 0
         self._gave_up = False
         self._has_weights = False
         """Whether a module that has parameters was called in the open step."""
 
         self._went_back = self._has_called = False
-        """Whether gradients were computed, and such a module was called, since the last training step ended."""
+        """Whether gradients were computed, and a module with parameters called, since the last training step ended."""
 
         self._quiet = session.quiet
         self._proof = Proof()
@@ -82,7 +82,7 @@ class AutoStep:
         self._order = Order(self._subjects)
 
     def __call__(self, signal: Signal, subject: object) -> None:
-        """Take a boundary of the program; those of other threads than the step's own are ignored."""
+        """Handle a boundary of the program; boundaries on other threads than the step's own are ignored."""
         if self._session.has_explicit_steps:
             return
         if self._step is not None and threading.get_ident() != self._owner:
@@ -121,7 +121,7 @@ class AutoStep:
         self._called = self._subjects.of(module)
 
     def _gives_up(self, module: object, trains: bool) -> bool:
-        """Return whether the open step turns out to be none of training, or one whose end was missed."""
+        """Return whether the open step turns out not to be a training step, or its end was missed."""
         if self._order.has_missed():
             self._session.note("training steps whose second optimizer did not step as before were left out")
             return True
@@ -141,7 +141,7 @@ class AutoStep:
         self._went_back = True
         self._works()
         self._order.went_back()
-        if self._gave_up:  # too early
+        if self._gave_up:  # the program was wrongly taken not to train
             self._rule, self._gave_up = StepRule.AUTO, False
             self._session.withdraw(_FORGOTTEN)
         self._session.doubt = _UNENDED
@@ -170,7 +170,7 @@ class AutoStep:
             self._end()
 
     def _learn(self) -> None:
-        """Take in, at the end of a training step, whether it called a module that has parameters."""
+        """Learn, at the end of a training step, whether it called a module that has parameters."""
         if self._has_weights:
             self._quiet.follows_on = False
             return
@@ -185,7 +185,7 @@ class AutoStep:
             self._step.awaits_work = False
 
     def _open_next(self) -> None:
-        """Begin a training step where the last one ended, if no call would tell that one begins."""
+        """Begin a training step where the last one ended, if no call would signal its begin."""
         if self._quiet.follows_on and self._step is None and not self._quiet.left:
             self._trains = True
             self._open(by_call=False)
@@ -218,24 +218,24 @@ class AutoStep:
 
 
 class Proof:
-    """Whether a program that calls a model in training mode does train it, and with an optimizer of torch's.
+    """Evidence whether a program that calls a model in training mode trains it, and with an optimizer of torch.
 
-    A backward pass proves it. Until the first one, the graphs that calls have made are watched: in training one lives
-    until the backward pass. Where a module is called again and again, each graph of it but the last one is dead and no
-    other module's lives, nothing is trained. (Several calls may come before one backward pass: siamese networks,
-    contrastive learning, losses that are summed. And a result may be detached: a generator's for its discriminator.)
+    A backward pass proves training. Until the first one, the autograd graphs of the calls are watched: in training a
+    graph lives until the backward pass. A module that is called repeatedly is not trained if all its graphs but the
+    last are dead and no graph of another module lives. (Several calls may precede one backward pass: siamese networks,
+    contrastive learning, summed losses. And a result may be detached, as a generator's result for its discriminator.)
     """
 
     def __init__(self) -> None:
         self.has_no_optimizer = False
-        """The program trains by means of its own: a step ends with the backward pass."""
+        """Whether the program trains without an optimizer of torch: a step then ends with the backward pass."""
 
         self._backwards = self._calls = 0
         self._steps = False
         self._graphs: dict[int, list[weakref.ref[Any]]] = {}
 
     def called(self, module: int, result: object) -> None:
-        """Watch the graph of the result of a call of a module, which is known by its number."""
+        """Watch the graph of the result of a call of a module; `module` is its number."""
         if self._backwards:
             return
         self._calls += 1
@@ -246,7 +246,7 @@ class Proof:
             self._graphs.setdefault(module, []).append(weakref.ref(mark))
 
     def went_back(self) -> bool:
-        """Take in a backward pass, and return whether it shows for the first time that there is no optimizer."""
+        """Count a backward pass, and return whether it is the one that shows that there is no optimizer."""
         self._backwards += 1
         self._graphs.clear()
         shown = not self._steps and self._backwards == MOST_BACKWARDS
@@ -254,11 +254,11 @@ class Proof:
         return shown
 
     def saw_optimizer(self) -> None:
-        """Take in an optimizer's step."""
+        """Note that an optimizer stepped."""
         self._steps, self.has_no_optimizer = True, False
 
     def is_missing(self) -> bool:
-        """Return whether what was called until now turned out not to be trained."""
+        """Return whether the calls so far turned out not to be training."""
         if self._backwards or self._steps:
             return False
         alive = [module for module, graphs in self._graphs.items() if any(graph() is not None for graph in graphs)]
@@ -269,7 +269,7 @@ class Proof:
 
 
 class _Mark:
-    """Lives as long as the graph that it was put on."""
+    """A mark on a graph, which lives as long as the graph."""
 
 
 def _graph(value: Any, nesting: int = 3) -> Any:
@@ -283,7 +283,7 @@ def _graph(value: Any, nesting: int = 3) -> Any:
 
 
 class Order:
-    """What a program does in which order, as far as steps depend on it; modules and optimizers by their number."""
+    """The order of calls, backward passes and optimizer steps, as far as steps depend on it; knows them by number."""
 
     def __init__(self, subjects: Subjects) -> None:
         self._number = subjects.of
@@ -297,10 +297,10 @@ class Order:
         self._has_trained = False
 
     def called(self, module: object, trains: bool) -> None:
-        """Take in a call.
+        """Note a call.
 
-        A model that is called in evaluation mode and trained then, as once an epoch of one batch, is evaluated: that
-        call begins no training step.
+        A model that is called in evaluation mode and trained afterwards, as once in an epoch of one batch, is being
+        evaluated: that call begins no training step.
         """
         self._last_optimizer = None
         if self._has_trained:
@@ -319,22 +319,22 @@ class Order:
         self._before_last, self._before = self._before, []
 
     def leads(self, module: object) -> bool:
-        """Return whether a call without gradients begins what came before the training calls the last times."""
+        """Return whether a call without gradients begins the sequence that preceded the last training calls."""
         return not self._before and self._prefix[:1] == [self._number(module)]
 
     def misleads(self, module: object) -> bool:
-        """Return whether a call without gradients, in a step that such a call began, shows that it began none."""
+        """Return whether a call without gradients shows that an earlier one began no training step."""
         if self._has_trained or self._prefix[: len(self._before) + 1] == [*self._before, self._number(module)]:
             return False
         self._prefix, self._before_last = [], []
         return True
 
     def went_back(self) -> None:
-        """Take in a backward pass."""
+        """Note a backward pass."""
         self._last_optimizer = None
 
     def has_missed(self) -> bool:
-        """Return whether an optimizer that followed another one before did not step; it is not waited for again."""
+        """Return whether an optimizer that used to follow another one did not step; it is not awaited again."""
         if self._awaited is None:
             return False
         self._follower = {before: None if this == self._awaited else this for before, this in self._follower.items()}
@@ -342,7 +342,7 @@ class Order:
         return True
 
     def stepped(self, optimizer: object) -> bool:
-        """Take in an optimizer's step, and return whether it ends the training step."""
+        """Note an optimizer's step, and return whether it ends the training step."""
         this, before = self._number(optimizer), self._last_optimizer
         if before is not None and before != this:
             self._follower.setdefault(before, this)
@@ -359,7 +359,7 @@ def _trains(module: Any) -> bool:
 
 
 class OneAtATime:
-    """Lets the outermost calls of several threads take turns, so that what runs in one is not ambiguous."""
+    """A listener that serializes the outermost calls of several threads, so that each span belongs to one call."""
 
     TIMEOUT_S = 10.0
 
@@ -370,7 +370,7 @@ class OneAtATime:
         self._held = threading.local()
 
     def __call__(self, signal: Signal, subject: object) -> None:
-        """Take the turn at a call's begin and hand it on at its end; one that waits too long goes on without."""
+        """Acquire the turn at a call's begin and release it at its end; after a timeout the call runs without it."""
         if signal is Signal.CALL_BEGIN:
             self._held.yes = self._turn.acquire(timeout=self.TIMEOUT_S)
             if not self._held.yes:

@@ -1,11 +1,11 @@
-"""Which lines of the program run between its steps: followed after each recorded step, until the next one begins.
+"""Lines of the program that run between its steps, traced after each recorded step until the next step begins.
 
-What a loop does between steps (checkpoints, statistics, `gc.collect()`, reading a loss) belongs to no step, and no
-collector sees it. So the frames that are on the stack when a recorded step ends are followed line by line
-(`sys.settrace`), and what they call counts for the line that calls it. The step after a recorded one counts as
-disturbed anyway, so that no figure of the loop holds what following costs.
+The work of a loop between steps (checkpoints, statistics, `gc.collect()`, reading a loss) belongs to no step, and no
+collector sees it. So the frames that are on the stack when a recorded step ends are traced line by line
+(`sys.settrace`); time in a callee counts for the line that calls it. The step after a recorded one counts as disturbed
+anyway, so no figure of the loop includes the cost of tracing.
 
-Nothing is followed where somebody else traces: a debugger, or coverage.
+Nothing is traced if another tracer is active: a debugger, or coverage.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any
 from xsp import clock
 
 MOST_GAPS = 64
-"""That are followed in a run."""
+"""Most gaps between steps that are traced in a run."""
 
 MOST_CALLS = 50_000
-"""Calls of Python functions that are passed in a gap; each costs some 0.2 µs while it is followed."""
+"""Most calls of Python functions in a traced gap; each costs some 0.2 µs."""
 
 MOST_FRAMES = 48
-"""Innermost frames of a stack that are followed."""
+"""Innermost frames of a stack that are traced."""
 
 MOST_LINES = 60
-"""That are named, those that took most."""
+"""Lines that are listed: those that took the longest."""
 
 MOST_NAMES = 5
-"""That a line calls, which are named."""
+"""Most functions that are listed for a line as called by it."""
 
 _OWN = ("xsp.", "xsp_collectors.")
-"""Modules whose frames are not the program's."""
+"""Prefixes of the modules whose frames are not the program's."""
 
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 _CALLED = re.compile(r"([^\W\d][\w.]*|\.\w+)\s*\(")
@@ -52,15 +52,15 @@ def _is_own(frame: FrameType) -> bool:
 
 
 class Between:
-    """Follows the lines of the program between its steps, and adds up what they take."""
+    """The time that each line of the program takes between its steps."""
 
     def __init__(self) -> None:
         self._took: dict[_Line, list[int]] = {}
-        """Nanoseconds of a line, and the gaps in which it ran."""
+        """For each line its nanoseconds, and the number of gaps in which it ran."""
 
         self._gaps = self._unknown_ns = 0
         self._ns: dict[_Line, int] = {}
-        """Of the gap that is followed now."""
+        """Nanoseconds of each line in the current gap."""
 
         self._frames: list[FrameType] = []
         self._thread: int | None = None
@@ -68,7 +68,7 @@ class Between:
         self._since_ns = self._left_out_ns = self._calls = 0
 
     def begin(self) -> None:
-        """Follow the frames that are on the stack, but for our own, from now on."""
+        """Trace the frames that are on the stack from now on, except frames of xsp."""
         if self._thread is not None or self._gaps >= MOST_GAPS or sys.gettrace() is not None:
             return
         frame: FrameType | None = sys._getframe(1)
@@ -88,7 +88,7 @@ class Between:
         sys.settrace(self._called)
 
     def end(self) -> None:
-        """Follow nothing any more, and take in what was seen."""
+        """Stop tracing, and add up the times of this gap."""
         if self._thread is None:
             return
         now_ns = clock.monotonic_ns()
@@ -103,12 +103,12 @@ class Between:
             took[1] += 1
 
     def forget(self) -> None:
-        """Follow nothing in a child of the process, which inherits this in the midst of a gap."""
+        """Stop tracing in a forked child, which inherits the trace function in the middle of a gap."""
         if self._thread is not None:
             self._let_go()
 
     def leave_out(self, ns: int) -> None:
-        """Take off what the current line waited for data, which is counted by itself."""
+        """Subtract the current line's wait for data, which is counted separately."""
         if self._thread == threading.get_ident():
             self._left_out_ns += ns
 
@@ -122,25 +122,25 @@ class Between:
         self._frames.clear()
 
     def _take(self, now_ns: int) -> None:
-        """Count the time since the last event for the line that ran."""
+        """Add the time since the last event to the line that ran."""
         if self._at is not None:
             ns = max(0, now_ns - self._since_ns - self._left_out_ns)
             self._ns[self._at] = self._ns.get(self._at, 0) + ns
         self._left_out_ns = 0
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Pass a function that begins; after too many of them follow nothing. Hot."""
+        """Count a call and do not trace into it; stop tracing after `MOST_CALLS` calls. Hot."""
         self._calls += 1
         if self._thread != threading.get_ident():  # the gap ended on another thread
             sys.settrace(None)
-        elif self._calls > MOST_CALLS:  # what the gap still takes is of lines that are not known
+        elif self._calls > MOST_CALLS:  # the rest of the gap counts for unknown lines
             sys.settrace(None)
             now_ns = clock.monotonic_ns()
             self._take(now_ns)
             self._at, self._since_ns = None, now_ns
 
     def _went_on(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Take in that a followed frame comes to another line, or returns. Hot."""
+        """Handle a trace event: a traced frame reaches another line, or returns. Hot."""
         if self._thread != threading.get_ident():
             sys.settrace(None)
             frame.f_trace = None
@@ -151,7 +151,7 @@ class Between:
         self._take(now_ns)
         if event == "return":  # or a generator yields
             with contextlib.suppress(ValueError):
-                self._frames.remove(frame)  # it would keep what its variables hold
+                self._frames.remove(frame)  # a reference would keep its variables alive
             frame.f_trace, outer = None, frame.f_back
             self._at = None if outer is None or _is_own(outer) else (outer.f_code, outer.f_lineno)
         else:
@@ -160,7 +160,7 @@ class Between:
         return None if event == "return" else self._went_on
 
     def content(self) -> dict[str, Any] | None:
-        """Return what `run.json` says of it, see `xsp.run.Between`; None where nothing was followed."""
+        """Return its content for `run.json`, see `xsp.run.Between`; None if nothing was traced."""
         if not self._gaps:
             return None
         ordered = sorted(self._took.items(), key=lambda item: -item[1][0])
@@ -184,7 +184,7 @@ class Between:
 
 
 def _shown(path: str) -> str:
-    """Return a file's path in its package or below the working directory, else its name: no directory of a person."""
+    """Return a file's path in its package or below the working directory, else its name: never a user's directory."""
     if _PACKAGES.match(path):
         return _PACKAGES.sub("", path)
     with contextlib.suppress(ValueError, OSError):  # another drive; a working directory that is gone
@@ -195,7 +195,7 @@ def _shown(path: str) -> str:
 
 
 def _calls(text: str) -> str:
-    """Return the names that a line of source calls; none of its literals, which may be secrets."""
+    """Return the names that a line of source calls, without its literals, which may be secrets."""
     code = re.sub(r"\"[^\"]*\"|'[^']*'|#.*", "", text)
     names = [name for name in _CALLED.findall(code) if not keyword.iskeyword(name)]
     return ", ".join(list(dict.fromkeys(names))[:MOST_NAMES])

@@ -1,4 +1,4 @@
-"""Blocks that the program names, and which of them are open on which thread."""
+"""Blocks that the program names, and the stack of open blocks of each thread."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Blocks:
 
     def __init__(self) -> None:
         self.ended: list[Span] = []
-        """With times of the monotonic clock; all threads append."""
+        """Spans with times of the monotonic clock; all threads append."""
 
         self._around: list[Span] = []
 
     def take(self, since_ns: int = 0) -> list[Span]:
-        """Return those that ended since the last call and began after a reading of the clock, and forget them.
+        """Return and forget the blocks that ended since the last call and began at `since_ns` or later.
 
-        Those that began before are around several steps: they belong to none of them, and stay for the end.
+        Blocks that began earlier are around several steps: they belong to none of them, and stay for the end.
         """
         ended, self.ended = self.ended, []
         if not since_ns:
@@ -31,7 +31,7 @@ class Blocks:
         return [span for span in ended if span.start_ns >= since_ns]
 
     def drop(self, since_ns: int) -> None:
-        """Forget those of a step that is not recorded, but not those that are around several steps."""
+        """Forget the blocks of a step that is not recorded, but not those around several steps."""
         if self.ended:
             self.take(since_ns)
 
@@ -48,7 +48,7 @@ _active: Blocks | None = None
 
 
 def keep_in(blocks: Blocks | None) -> None:
-    """Have blocks that begin from now on kept there; None for nowhere."""
+    """Keep blocks that begin from now on in `blocks`; None to keep them nowhere."""
     global _active
     _active = blocks
 
@@ -59,7 +59,7 @@ def enter(span_id: str) -> None:
 
 
 def leave(span_id: str) -> str | None:
-    """Close a span on this thread, with what was left open inside it; return the id of the one around it."""
+    """Close a span on this thread, and all spans left open inside it; return the id of the span around it."""
     ids = _open.ids
     if span_id in ids:
         del ids[ids.index(span_id) :]
@@ -69,12 +69,12 @@ def leave(span_id: str) -> str | None:
 def took(name: str, start_ns: int, end_ns: int) -> None:
     """Keep a span of the application that has ended, with the block that is open on this thread as its parent.
 
-    For what another process of this machine did on behalf of this one. Without an active profile it does nothing.
+    It is used for work that another process of the machine did for this one. Without an active profile it does nothing.
 
     Args:
-        name: of the span.
-        start_ns: when it began, on the monotonic clock of the machine (`xsp.clock.monotonic_ns`).
-        end_ns: when it ended.
+        name: name of the span.
+        start_ns: its begin, on the monotonic clock of the machine (`xsp.clock.monotonic_ns`).
+        end_ns: its end, on the same clock.
     """
     if _active is not None:
         ids = _open.ids

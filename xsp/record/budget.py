@@ -1,12 +1,11 @@
-"""Profiling that costs a program no more than a share of its time.
+"""Profiling with a budget: it costs at most a given share of the program's time.
 
-Bare steps earn: of what they take, the share may be spent. A step is recorded once enough is earned for what it
-will cost, which the steps of its rung before it tell; so the share is kept at any moment, and how often a step is
-recorded follows from it. A rung of which one step would take what more than `RAREST` bare steps earn is left out:
-that is how deep. A rung's first step is a trial, the cheapest rung's first: nobody knows what it costs before. It
-overdraws at most by itself, and what it overdraws is earned before the next one. A budget that nobody asked for gives
-the first few steps of each kind away: a program that is short has something to say too, and one that is long has steps
-from all of its run.
+Bare steps earn: the given share of their time may be spent. A step is recorded once enough is earned for its cost, as
+estimated from earlier steps of its rung. So the share is kept at any moment, and determines how often a step is
+recorded. It also determines how deep: a rung is left out if one of its steps would cost more than `RAREST` bare steps
+earn. A rung's first step is a trial, because its cost is unknown; the cheapest rung is tried first. A trial can
+overdraw by its own cost at most, which is earned again before the next trial. The default budget gives away the first
+few steps of each kind: a short program then has results too, and a long program has steps from all of its run.
 """
 
 from __future__ import annotations
@@ -25,48 +24,48 @@ if TYPE_CHECKING:
     from xsp.record.settings import Settings
 
 RAREST = 1000
-"""Bare steps: a rung that can be afforded less often than once in so many is left out."""
+"""Bare steps per recorded step of a rung, above which the rung is left out."""
 
 FIRST_BARE = 10
-"""Steps before the first recorded one that is earned, to know what a step takes."""
+"""Bare steps before the first earned step is recorded, to know how long a step takes."""
 
 USUAL = "10%"
-"""The budget of `xsp run`, where none is asked for."""
+"""Default budget of `xsp run`."""
 
 UNASKED = "usual"
-"""Asks for `USUAL`, and lets the first steps be recorded before they are earned."""
+"""Setting for the default budget: `USUAL`, with the first steps given away before they are earned."""
 
 EVERY_OF_RANKS = 20
-"""Instead of `USUAL`, where ranks must record the same steps: one step in so many, after the first ones."""
+"""One step in this many is recorded, after the first ones, instead of `USUAL` if ranks must record the same steps."""
 
 KINDS_UNEARNED = 4
-"""Kinds that are given so much; programs with more have their first ones recorded so."""
+"""Number of kinds up to which steps are given unearned; once a program has shown more kinds, none are given."""
 
 MISSES = 2
-"""So many times as many turns are given to a kind as steps: some turn out to be steps of another kind."""
+"""Most given turns per given step: some turns turn out to be steps of another kind."""
 
 STRETCH = 2
-"""Steady steps in each block, where nothing says how often to record."""
+"""Steady steps in each block of rungs if the settings do not determine how often to record."""
 
 RESTS = ((100_000_000, 12), (math.inf, 4))
-"""Steady steps between blocks of rungs that are earned, by the longest step that it is for. Recorded steps come close
-together, and then none, because one here and one there would leave no bare step that is not near one."""
+"""Steady steps between earned blocks of rungs, by the longest step for which the number holds. Recorded steps come
+close together and are followed by a pause: if they were spread evenly, every bare step would be near one of them."""
 
 REST_NS = 60_000_000
-"""The least time of such a stretch, with what it takes to become steady."""
+"""Minimum time of such a pause in nanoseconds, including the time until steps are steady."""
 
 RESERVE = 0.1
-"""Of the share, for steps that cost more than the ones before them."""
+"""Part of the share that is reserved for steps that cost more than the ones before them."""
 
 CLOSEST = 3
-"""At least two bare steps stand between recorded ones: one on cold caches, and one to compare with."""
+"""Minimum distance of recorded steps: with two bare steps between them, one on cold caches, one to compare with."""
 
 
 def parse(budget: str | float) -> float:
-    """Read a budget, `"1%"` or 0.01, and return it as a share of the program's time.
+    """Parse a budget, `"1%"` or 0.01, and return it as a share of the program's time.
 
     Raises:
-        UsageError: it is neither, or not between 0 and 100 %.
+        UsageError: the budget is neither form, or not between 0 and 100 %.
     """
     text = str(budget).strip()
     try:
@@ -79,7 +78,7 @@ def parse(budget: str | float) -> float:
 
 
 class Budgeted(Schedule):
-    """Turns as an account allows them."""
+    """A schedule that records steps as far as an account allows it."""
 
     def __init__(
         self,
@@ -97,13 +96,13 @@ class Budgeted(Schedule):
         """Make a schedule.
 
         Args:
-            share: of the program's time, from `parse`.
-            account: to which the costs of the steps are added as they run.
-            rungs, seed, only, spread: as of a `Schedule`.
-            warmup: steps of which nothing is kept, and which are paid as others are; none unless told otherwise.
-            every: at most one step in so many is recorded.
-            unearned: give each kind of step `FIRST` timed steps of each rung, which need not be earned.
-            rests: let steady steps run before each block of rungs that is earned.
+            share: share of the program's time, from `parse`.
+            account: the account of the costs, which is updated while steps run.
+            rungs, seed, only, spread: as for `Schedule`.
+            warmup: number of steps of which nothing is kept, and which must be earned as others; default: none.
+            every: record at most one step in this many.
+            unearned: give each kind `FIRST` timed steps of each rung that need not be earned.
+            rests: run steady steps before each earned block of rungs.
         """
         every = max(every or CLOSEST, CLOSEST)
         super().__init__(rungs, warmup or 0, seed, only, every=every, spread=spread, stretch=int(rests))
@@ -116,15 +115,15 @@ class Budgeted(Schedule):
 
     @property
     def given_ns(self) -> int:
-        """What steps have cost that need not be earned."""
+        """Cost in nanoseconds of the steps that need not be earned."""
         return round(self._given_ns)
 
     def left_out(self) -> dict[str, int | None]:
-        """Return the rungs that are too dear, by name, with the bare steps that earn one step; None if not tried."""
+        """Return the names of rungs that cost too much, with the bare steps that earn one step; None if not tried."""
         dear: dict[str, int | None] = {}
         for rung in self.rungs[1:]:
             steps = self._earned_in(rung)
-            if dear or (steps or 0) > RAREST:  # what lies below a rung that is left out is left out too
+            if dear or (steps or 0) > RAREST:  # rungs below a rung that is left out are left out too
                 dear[rung_name(rung)] = steps
         return dear
 
@@ -145,12 +144,12 @@ class Budgeted(Schedule):
         return range(every - 1, 2 * every - 1 if self._spread else every)
 
     def until_due(self) -> int | None:
-        """Return None: a step is due when it is earned."""
+        """Return None: a step is due once it is earned, not after a number of steps."""
         return None
 
     @property
     def waits_for_storing(self) -> bool:
-        """Whether the next step waits: while steps are given away. Later ones are recorded when the last is stored."""
+        """Whether the next step waits for storing. Only given steps wait; later ones are recorded after the storing."""
         return super().waits_for_storing and self._planned is not None and self._is_given(self._planned)
 
     def _is_settled(self) -> bool:
@@ -166,7 +165,7 @@ class Budgeted(Schedule):
         return self._trial() or super()._choose(plan)
 
     def _trial(self) -> Turn | None:
-        """Return the turn of a rung that was not tried, if it can be afforded; else None."""
+        """Return the turn of a rung that was not tried yet, if it can be afforded; else None."""
         if self._warmed < self.warmup:
             return None
         while self._untried and self._untried[0] not in self._in_use():
@@ -190,7 +189,7 @@ class Budgeted(Schedule):
             return False
         if account.bare < FIRST_BARE:
             return True
-        known = (account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # of a trial: those before
+        known = (account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # for a trial: the rungs before it
         expected_ns = max((cost_ns for cost_ns in known if cost_ns is not None), default=0.0)
         if account.spent_ns - self._given_ns + expected_ns > (1 - RESERVE) * self.share * account.loop_ns:
             return True
@@ -199,24 +198,24 @@ class Budgeted(Schedule):
     def _is_given(self, plan: Plan) -> bool:
         """Return whether the next recorded step of a kind need not be earned.
 
-        A step may turn out to be of another kind than was foretold. Where most do, nothing more is given away.
+        A step may turn out to be of another kind than expected. If most do, no more steps are given away.
         """
         return plan.taken < self._unearned and plan.tried < MISSES * self._unearned
 
     def _is_kept_for_another(self, plan: Plan) -> bool:
-        """Return whether what was earned is kept for a kind that was recorded less often, and may still come."""
+        """Return whether earned time is saved for a kind that was recorded less often and is likely to occur again."""
         if self._lags(plan):
             return False
         return any(self._lags(other) and self._may_come(other) for other in self._plans.values())
 
 
 def schedule_of(settings: Settings, account: Account, alone: bool) -> Schedule:
-    """Return the schedule of a block: one that keeps a budget, if there is one.
+    """Return the schedule of a block; it keeps a budget if there is one.
 
     Args:
-        settings: of the block.
-        account: to which the costs of the steps are added as they run.
-        alone: False where other processes must come to the same turns.
+        settings: settings of the block.
+        account: the account of the costs, which is updated while steps run.
+        alone: False if other processes must choose the same turns.
     """
     rungs, warmup, seed, only = settings.rungs, settings.warmup, settings.seed, settings.only
     settle, every, spread, usual = settings.settle, settings.every, settings.spread, settings.budget == UNASKED
@@ -225,14 +224,14 @@ def schedule_of(settings: Settings, account: Account, alone: bool) -> Schedule:
     if settings.budget is not None:
         share = parse(USUAL if usual else settings.budget)
         return Budgeted(share, account, rungs, warmup, seed, only, every, spread, unearned=usual, rests=True)
-    if only is not None:  # once per level: all that such a process is for
+    if only is not None:  # a process of a run once per level measures only that rung
         return Schedule(rungs, warmup, seed, only, 1 if settle is None else settle, every)
     stretch = STRETCH if settle is None and every is None and alone else 0
     return Schedule(rungs, warmup, seed, only, settle, every, spread, stretch, by_time=alone)
 
 
 def progress(schedule: Schedule, account: Account) -> dict[str, Any]:
-    """Return what profiling has cost until now, and of the budget if there is one."""
+    """Return the cost of profiling so far, and the budget if there is one."""
     asked = 100 * schedule.share if isinstance(schedule, Budgeted) else None
     return {
         "asked_percent": asked,
@@ -244,9 +243,9 @@ def progress(schedule: Schedule, account: Account) -> dict[str, Any]:
 
 
 def content(schedule: Schedule, account: Account) -> dict[str, Any]:
-    """Return what `run.json` says in the end: as `progress`, with the 95 % interval and whether the budget was kept.
+    """Return the final content for `run.json`: as `progress`, with the 95 % interval and whether the budget was kept.
 
-    `kept` is None where nothing was asked, or where no bare step told what a step takes.
+    `kept` is None if there was no budget, or no bare step from which to tell how long a step takes.
     """
     found = progress(schedule, account)
     asked, spent = found["asked_percent"], found["overhead_percent"]

@@ -1,7 +1,7 @@
-"""What one span of a collector costs, measured beside the run.
+"""The cost of one span of a collector, measured separately from the run.
 
-Leveled experimentation tells what a level added to a step. A calibration tells, without that step, what its
-spans should have added; what is left between the two is the residual of the ledger.
+Leveled experimentation measures the time that a level added to a step. A calibration measures, without that step, the
+time that its spans should have added; the difference between the two is the residual of the ledger.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from xsp.summary import percentile
 
 ROUNDS = 7
 SAMPLES = 16
-"""Runs of a probe of one span in a round."""
+"""Runs of a one-span probe in each round."""
 
 SWEPT = 2 << 20
-"""Bytes that are copied to as many others, to evict the caches of a core."""
+"""Bytes that are copied to evict the caches of a core."""
 
 
 def cost_per_span(collector: Collector, passed: bool = True) -> dict[str, Any] | None:
-    """Run a collector's probe with the collector on and off in turns.
+    """Run a collector's probe alternately with the collector on and off.
 
     Args:
-        collector: closed; it is opened and closed here, and its spans are thrown away.
-        passed: measure also what passes by a hushed collector, which matters where short steps did.
+        collector: a closed collector; it is opened and closed here, and its spans are discarded.
+        passed: measure also the cost of work that a hushed collector ignores, needed if steps passed in stretches.
 
     Returns:
-        `ns_per_span` (median over the rounds of the difference, never negative), `level`, `rounds`, and what
-        `passing_costs` returns; None if the collector has no probe.
+        `ns_per_span` (median over the rounds of the difference, never negative), `level`, `rounds`, and the result of
+        `passing_costs`; None if the collector has no probe.
     """
     probe = collector.probe()
     if probe is None:
@@ -63,11 +63,11 @@ def cost_per_span(collector: Collector, passed: bool = True) -> dict[str, Any] |
 
 
 def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
-    """Return by how much a span's work takes longer where a collector is there and hushed, in nanoseconds.
+    """Return the nanoseconds that an installed and hushed collector adds to a span's work.
 
     Returns:
-        `ns_passing` of the probe's spans. Of a collector with an `outer_probe` also `ns_passing_outer`, its code in
-        the caches, `ns_passing_cold`, after something else has evicted it, and `sweep_ns`, how long that took.
+        `ns_passing` for the probe's spans. For a collector with an `outer_probe` also `ns_passing_outer`, with its code
+        in the caches, `ns_passing_cold`, after its code was evicted, and `sweep_ns`, the duration of the eviction.
     """
     outer, sweep = collector.outer_probe(), _Sweep()
     found = {"ns_passing": _Difference(probe)}
@@ -82,7 +82,7 @@ def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
             try:
                 for each in found.values():
                     each.probe.run()
-                outline.usual = set(outline)  # as in a stretch of steps that pass by, see `xsp.record.quiet`
+                outline.usual = set(outline)  # as in a stretch of steps, see `xsp.record.quiet`
                 collector.hush(True)
                 for each in found.values():
                     each.time(each.hushed)
@@ -96,10 +96,10 @@ def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
 
 
 def context_cost(step: Callable[[], AbstractContextManager[object]]) -> dict[str, Any]:
-    """Return what the context of a step costs that passes in a stretch, as `cost_per_span` does for a span.
+    """Return the cost of the context of a step in a stretch, in the form of `cost_per_span`.
 
     Args:
-        step: gives the context; it is called some hundred times.
+        step: returns the context; it is called some hundred times.
     """
     sweep = _Sweep()
 
@@ -126,7 +126,7 @@ _NOTHING = nullcontext()
 
 
 class _Sweep:
-    """Evicts the caches that belong to a core."""
+    """An eviction of the caches that belong to a core."""
 
     def __init__(self) -> None:
         self._from, self._to = bytes(SWEPT), bytearray(SWEPT)
@@ -139,7 +139,7 @@ class _Sweep:
 
 
 class _Difference:
-    """Times of a probe without a collector, and with it hushed."""
+    """Times of a probe without a collector and with the collector hushed."""
 
     def __init__(self, probe: Probe, before: Callable[[], None] | None = None) -> None:
         self.probe = probe
@@ -148,7 +148,7 @@ class _Difference:
         self.hushed: list[int] = []
 
     def time(self, taken: list[int], run: Callable[[], object] | None = None) -> None:
-        """Run the probe, or something else, once for warmth and then, after `before` each time, for the record."""
+        """Run the probe, or `run`, once to warm up and then timed, calling `before` ahead of each timed run."""
         run = run or self.probe.run
         run()
         for _ in range(max(1, SAMPLES // self.probe.spans)):
@@ -158,7 +158,7 @@ class _Difference:
 
     @property
     def ns(self) -> float:
-        """By how much a span takes longer, never negative."""
+        """Nanoseconds that are added to a span, never negative."""
         return max(0.0, percentile(self.hushed, 0.5) - percentile(self.without, 0.5)) / self.probe.spans
 
 

@@ -1,4 +1,4 @@
-"""The collectors of a block: found by name, switched together, and none of them able to harm the program."""
+"""The collectors of a block: found by name, switched together, and kept from harming the program."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ OBSERVED = "torch"
 
 
 class Collecting:
-    """What sees the levels down to a deepest one.
+    """The collectors of the levels down to a deepest one.
 
-    A collector that raises is taken out and noted, and the program goes on.
+    A collector that raises is removed and noted, and the program continues.
     """
 
     def __init__(self) -> None:
@@ -33,29 +33,29 @@ class Collecting:
         """Reasons why collectors cannot work here, by name."""
 
         self.observed_ns = 0
-        """How long it took to import the observed package here, which the program need not do then."""
+        """Nanoseconds of importing the observed package here, which the program then need not do."""
 
         self.device_work = KernelSource()
         self._forgetting: list[Collector] = []
 
         self.notes: list[dict[str, str]] = []
-        """Sentences on what could not be seen, each with its source, each once."""
+        """Sentences on what could not be recorded, each with its source, without repetitions."""
 
     @property
     def names(self) -> list[str]:
-        """The collectors that are at work, sorted."""
+        """Sorted names of the working collectors."""
         return sorted(collector.name for collector in self.collectors)
 
     def find(self, wanted: Sequence[str | Collector] | None, deepest: Level, kernels: Kernels = Kernels.KINETO) -> None:
-        """Load what was asked for, else all that can work here; remember why the others cannot.
+        """Load the requested collectors, else all that can work here; remember why the others cannot.
 
         Args:
             wanted: names of entry points, or instances; None for all that are installed.
-            deepest: level that the run reaches.
-            kernels: which of them is to record device work.
+            deepest: deepest level of the run.
+            kernels: requested source of device work.
 
         Raises:
-            PluginError: a collector, or a source of device work, that was asked for by name cannot work here.
+            PluginError: a collector or a source of device work that was requested by name cannot work here.
         """
         names: Sequence[str | Collector] = plugins.names("xsp.collectors") if wanted is None else wanted
         found = []
@@ -66,7 +66,7 @@ class Collecting:
                 if wanted is not None:
                     raise
                 self.absent[str(item)] = str(error)
-                if not isinstance(error.__cause__, ImportError):  # a package that is missing is none's fault
+                if not isinstance(error.__cause__, ImportError):  # a missing package is no fault of the collector
                     self.note(str(item), f"{error}; it was left out")
                 continue
             if wanted is None and collector.on_request:
@@ -77,14 +77,14 @@ class Collecting:
                 found.append(collector)
         self.device_work = KernelSource(kernels)
         found = self.device_work.choose(found, self.absent, deepest)
-        for name in self.device_work.reasons:  # where there is no device, that a source is absent is nothing missing
+        for name in self.device_work.reasons:  # an absent source is not missing if there is no device
             self.absent.pop(name, None)
         self.collectors = _in_order(found)
         if (note := self.device_work.note()) is not None:
             self.note("xsp", note)
 
     def _found(self, item: str | Collector) -> tuple[Collector, str | None]:
-        """Return a collector, and why it cannot work here; note how long importing torch took, if that did it."""
+        """Return a collector and why it cannot work here, or None; add the time of importing torch, if it did that."""
         had, began_ns = OBSERVED in sys.modules, clock.monotonic_ns()
         try:
             return plugins.collector(item)
@@ -93,7 +93,7 @@ class Collecting:
                 self.observed_ns += clock.monotonic_ns() - began_ns
 
     def widen(self, more: Collecting, notify: Listener) -> None:
-        """Take in and install the collectors of another that are not here by name; nothing is on meanwhile."""
+        """Add and install the collectors of `more` whose names are not here yet; no collector is on meanwhile."""
         here = {each.name: each for each in self.collectors}
         if self.device_work.source is None and (source := more.device_work.source) is not None:
             self.device_work = more.device_work
@@ -112,12 +112,12 @@ class Collecting:
         outline: Outline | None = None,
         those: Iterable[Collector] | None = None,
     ) -> None:
-        """Install them.
+        """Install the collectors.
 
         Args:
-            notify: hears of the program's boundaries.
-            outline: where they note what each step does, recorded or not.
-            those: of them; all unless told otherwise.
+            notify: receives the signals at the program's boundaries.
+            outline: where the collectors note the calls of each step, recorded or not.
+            those: the collectors to install; default: all.
         """
         for collector in list(self.collectors if those is None else those):
             if notify is not None:
@@ -127,11 +127,11 @@ class Collecting:
         self._forgetting = [each for each in self.collectors if type(each).forget is not Collector.forget]
 
     def close(self, calibrate: bool = True, passed: bool = False) -> dict[str, Any]:
-        """Take them out again, and return what one span of each costs, by name.
+        """Remove the collectors, and return the cost of one span of each, by name.
 
         Args:
-            calibrate: measure those costs; a program that goes on serving has no time for it.
-            passed: steps passed by in stretches.
+            calibrate: measure the costs; a program that continues to serve has no time for it.
+            passed: whether steps passed in stretches.
         """
         costs = {}
         for collector in reversed(self.collectors):
@@ -141,24 +141,24 @@ class Collecting:
             collector.notify, collector.outline = ignore, None
             cost = None
             if calibrate:
-                with contextlib.suppress(Exception):  # a probe that fails costs us a figure, not the program
+                with contextlib.suppress(Exception):  # a probe that fails costs a figure, not the program
                     cost = cost_per_span(collector, passed)
             if cost is not None:
                 costs[collector.name] = cost
         return costs
 
     def try_out(self, rung: Level) -> None:
-        """Switch on and off what sees this rung: what a first use sets up, a step need not pay."""
+        """Switch the collectors of this rung on and off once, so that no step pays for setting up their first use."""
         self.stop(self.start(rung, describe=False))
         self.rows(clock.anchor())
 
     def start(self, rung: Level, describe: bool, by_thread: bool | None = None) -> list[Collector]:
-        """Switch on what sees this rung, and return it.
+        """Switch on the collectors of this rung, and return them.
 
         Args:
             rung: the deepest level.
-            describe: shapes and memory, too.
-            by_thread: only collectors that can (True) or cannot (False) tell several recordings at a time apart.
+            describe: record shapes and memory, too.
+            by_thread: only collectors that can (True) or cannot (False) separate concurrent recordings by thread.
         """
         on = [each for each in self._those(by_thread) if min(each.levels) <= rung]
         for collector in on:
@@ -166,28 +166,28 @@ class Collecting:
         return on
 
     def settle(self, on: Iterable[Collector]) -> None:
-        """Wait for work that the step started elsewhere."""
+        """Wait for asynchronous work that the step started, for instance on a device."""
         for collector in on:
             with contextlib.suppress(Exception):  # a device that failed must fail in the program, not here
                 collector.settle()
 
     def stop(self, on: Sequence[Collector]) -> None:
-        """Switch off what `start` returned."""
+        """Switch off the collectors that `start` returned."""
         for collector in reversed(on):
             self._guard(collector, "stop", collector.stop)
 
     def hush(self, quiet: bool, but: Signal | None = None) -> None:
-        """Have collectors pass everything by between steps, or no longer; but for one signal."""
+        """Have collectors ignore everything between steps, except for one signal; or no longer."""
         for collector in self.collectors:
             self._guard(collector, "hush", lambda c=collector: c.hush(quiet, but))  # type: ignore[misc]
 
     def forget(self) -> None:
-        """Forget what was seen of a step that is not recorded."""
+        """Discard the rows of a step that is not recorded."""
         for collector in self._forgetting:
             self._guard(collector, "forget", collector.forget)
 
     def rows(self, anchor: clock.Anchor, by_thread: bool | None = None) -> list[Span]:
-        """Take what they saw, on the epoch, and what they have to say of it; `by_thread` as in `start`."""
+        """Take the collectors' spans, with times on the epoch, and their notes; `by_thread` as in `start`."""
         rows: list[Span] = []
         for collector in self._those(by_thread):
             seen = self._guard(collector, "spans", lambda c=collector: _checked(c.spans())) or []  # type: ignore[misc]
@@ -198,7 +198,7 @@ class Collecting:
         return rows
 
     def without_misfits(self, rows: Sequence[Span]) -> list[Span]:
-        """Return rows without those of collectors of which one holds a value of another type than its column.
+        """Return the rows without those of collectors that gave any value of another type than its column.
 
         These collectors are left out from then on, and noted.
         """
@@ -209,13 +209,13 @@ class Collecting:
         return [row for row in rows if row.collector not in wrong]
 
     def rows_during(self, anchor: clock.Anchor, start: int, end: int, thread: int | None = None) -> list[Span]:
-        """Return what those saw that can tell recordings apart, on the epoch.
+        """Return the spans of the collectors that can separate recordings by thread, with times on the epoch.
 
         Args:
-            anchor: of the clock.
-            start: the earliest begin.
-            end: the latest end; both of `clock.monotonic_ns`.
-            thread: the only thread, None for all.
+            anchor: anchor of the clock.
+            start: earliest begin, of `clock.monotonic_ns`.
+            end: latest end, of `clock.monotonic_ns`.
+            thread: the only thread; None for all.
         """
         rows: list[Span] = []
         for collector in self._those(by_thread=True):
@@ -225,7 +225,7 @@ class Collecting:
         return rows
 
     def drop_before(self, time: int) -> None:
-        """Have those forget what ended before a time of `clock.monotonic_ns`."""
+        """Have these collectors discard spans that ended before a time of `clock.monotonic_ns`."""
         for collector in self._those(by_thread=True):
             self._guard(collector, "drop_before", lambda c=collector: c.drop_before(time))  # type: ignore[misc]
 
@@ -233,7 +233,7 @@ class Collecting:
         return [each for each in self.collectors if by_thread is None or each.by_thread is by_thread]
 
     def note(self, source: str, text: str) -> None:
-        """Remember a sentence on what is missing."""
+        """Remember a sentence on what is missing, unless it is known."""
         note = {"source": source, "text": text}
         if note not in self.notes:
             self.notes.append(note)
@@ -260,10 +260,10 @@ class Collecting:
 
 
 def _checked(seen: Iterable[Any]) -> list[Span]:
-    """Return the spans that a collector hands over.
+    """Return the spans of a collector as a list.
 
     Raises:
-        TypeError: something among them is no span, or a value of one has another type than its column.
+        TypeError: an item is no span, or its name or a time has another type than its column.
     """
     rows = list(seen)
     for row in rows:
@@ -275,7 +275,7 @@ def _checked(seen: Iterable[Any]) -> list[Span]:
 
 
 def _misfit(row: Span) -> str | None:
-    """Return what does not fit its column, None if all does."""
+    """Return the first value that does not fit its column as text, None if all fit."""
     for column, value in zip(COLUMNS, row, strict=True):
         if value is not None and not isinstance(value, _PYTHON[column.type.partition("(")[0]]):
             return f"{column.name} = {str(value)[:100]!r} is no {column.type}"
@@ -297,10 +297,10 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def _in_order(collectors: Iterable[Collector]) -> list[Collector]:
-    """Return them as they are switched on: deeper ones first, and off last."""
+    """Return collectors in the order of switching on: deeper ones first, and off last; innermost ones at the end."""
     return sorted(collectors, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)
 
 
 def _unmoved(rows: list[Span], anchor: clock.Anchor) -> list[Span]:
-    """Return rows that a collector placed on the epoch itself, as if nobody had set the clock since the run began."""
+    """Return rows that a collector placed on the epoch itself, as if the clock had not been set since the run began."""
     return [row._replace(start_ns=row.start_ns - anchor.set_ns) for row in rows] if anchor.set_ns else rows

@@ -1,4 +1,4 @@
-"""What `run.json` says of a run, and of one in parts."""
+"""The content of `run.json`, for a run and for a run in parts."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _ALIKE = (
     "costs",
     "machine",
 )
-"""What all parts of a run that was made once per level have alike."""
+"""Entries that are the same in all parts of a run that was made once per level."""
 
 
 def of_steps(
     steps: Steps, levels: str, own: Identity, started_ns: int, finished: bool, costs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what is to be said of a run as far as it has come.
+    """Return the content of `run.json` for the run so far.
 
     Args:
-        steps: of its block.
-        levels: as the user wrote them.
+        steps: the steps of its block.
+        levels: the levels as the user wrote them.
         own: the run's place in its job and its trace.
-        started_ns: since the epoch.
+        started_ns: begin of the run, in nanoseconds since the epoch.
         finished: whether the block was left.
-        costs: what one span of each collector costs, see `Collecting.close`; empty until then.
+        costs: the cost of one span of each collector, see `Collecting.close`; empty until then.
     """
     anchor, schedule, collecting = steps.clock.anchor(), steps.schedule, steps.collecting
     now_ns = clock.monotonic_ns() + anchor.offset_ns
@@ -98,7 +98,7 @@ def _that_the_clock_was_set(anchor: clock.Anchor) -> list[dict[str, str]]:
 
 
 def of_parts(parts: Sequence[Run]) -> dict[str, Any]:
-    """Return what is to be said of a run in parts: what they have alike, and in sum what is counted; empty for none."""
+    """Return the content for a run in parts: their common entries and the sums of their counts; empty without parts."""
     if not parts:
         return {}
     steps = [part.steps for part in parts if part.steps is not None]

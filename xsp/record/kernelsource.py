@@ -1,7 +1,7 @@
-"""Which collector records device work, and why that one.
+"""The choice of the collector that records device work, and the reasons for it.
 
-The runtime's calls, kernels and copies come through CUPTI, which serves one client in a process at a time. So of
-the collectors that could record them one does, and the others leave them alone.
+Runtime calls, kernels and copies come through CUPTI, which serves one client in a process at a time. So only one of
+the collectors that can record them does.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class KernelSource:
         self._others: list[DeviceCollector] = []
 
     def choose(self, found: Sequence[Collector], absent: Mapping[str, str], deepest: Level) -> list[Collector]:
-        """Choose, and return the collectors without those that would be nothing but a source and are not it.
+        """Choose the source, and return the collectors without those that are only a source and were not chosen.
 
         Args:
             found: the collectors that are available.
-            absent: why others are not, by name.
-            deepest: level that the run reaches.
+            absent: why other collectors are not available, by name.
+            deepest: deepest level of the run.
 
-        Raises:
-            PluginError: a source was asked for, the run reaches its levels, and it cannot work here.
+            Raises:
+                PluginError: a source was requested, the run reaches its levels, and it cannot work here.
         """
         sources = [each for each in found if isinstance(each, DeviceCollector)]
         for source in sources:
@@ -46,12 +46,12 @@ class KernelSource:
             in_order = [able[kind] for kind in Kernels if kind in able]
             self._try([each for each in in_order if self.wanted in (each.device_work, Kernels.AUTO)])
             self._refuse_a_wish(deepest)
-            # a source that gives up later has a successor, unless only the last was wanted
+            # successors, if the source gives up later
             self._others = in_order[in_order.index(self.source) + 1 :] if self.source is not None else []
         return [each for each in found if not each.innermost or each is self.source]
 
     def replace(self) -> str | None:
-        """Let another collector take over if the source gave up, and return a sentence on it, else None."""
+        """Switch to another collector if the source gave up, and return a sentence on it, else None."""
         if self.source is None or self.source.gave_up is None:
             return None
         gone, reason = self.source, self.source.gave_up
@@ -64,26 +64,26 @@ class KernelSource:
         return f"{gone.device_work} gave up recording device work, which {now} from then on: {reason}"
 
     def note(self) -> str | None:
-        """Return a sentence if device work comes from another source than the first of all, else None."""
+        """Return a sentence if device work does not come from the preferred source, else None."""
         if self.source is None or self.source.device_work is Kernels.CUPTI or self.wanted is not Kernels.AUTO:
             return None
         reason = self.reasons.get(Kernels.CUPTI.value)
         return f"device work comes from {self.source.device_work}, not from cupti: {reason}" if reason else None
 
     def content(self) -> dict[str, object]:
-        """Return what `run.json` says of it: what was wanted, what it is, its details, and why others are not."""
+        """Return its content for `run.json`: the wanted and actual source, its details, why others were not chosen."""
         kind = self.source.device_work if self.source is not None else None
         content: dict[str, object] = {
             "wanted": str(self.wanted),
             "source": str(kind) if kind else None,
             "reasons": self.reasons,
         }
-        with contextlib.suppress(Exception):  # a third party's, which must not cost the run its run.json
+        with contextlib.suppress(Exception):  # third-party code, whose failure must not cost the run.json
             content |= {"details": dict(self.source.details())} if self.source is not None else {}
         return content
 
     def _try(self, candidates: Sequence[DeviceCollector]) -> None:
-        """Make the first that passes its trial the source."""
+        """Make the first candidate that passes its trial the source."""
         for collector in candidates:
             reason = _trial(collector)
             if reason is None:
@@ -93,7 +93,7 @@ class KernelSource:
             self.reasons[str(collector.device_work)] = reason
 
     def _refuse_a_wish(self, deepest: Level) -> None:
-        """Say at once that what was asked for by name cannot be had."""
+        """Raise if the source that was requested by name cannot be used."""
         if self.wanted is Kernels.CUPTI and self.source is None and deepest >= Level.RUNTIME:
             reason = self.reasons.get(Kernels.CUPTI.value, "its collector is not among those that were asked for")
             raise PluginError(f"kernels=cupti: {reason}")
@@ -102,5 +102,5 @@ class KernelSource:
 def _trial(collector: DeviceCollector) -> str | None:
     try:
         return collector.trial()
-    except Exception as error:  # a source that cannot even be tried is one that cannot work
+    except Exception as error:  # a source whose trial fails cannot work
         return f"its trial failed: {type(error).__name__}: {error}"

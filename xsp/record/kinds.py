@@ -1,9 +1,9 @@
-"""Which kind of step each step was, recorded or not: by the outline of what it did.
+"""The kind of each step, recorded or not, from the outline of its calls.
 
-Two steps are of one kind if they made the same outermost calls, of the same modules, with inputs of about the same
-shape, and the same backward passes and optimizers' steps, in the same order. Sizes count by powers of two, so that
-sentences of 100 and of 120 words are of one kind, and a prefill of 40 words and a decode of one are not. Equal words in
-a row count by powers of two as well.
+Two steps are of the same kind if they made the same outermost calls, of the same modules, with inputs of about the same
+shape, and the same backward passes and optimizer steps, in the same order. Sizes are compared by powers of two, so that
+sentences of 100 and of 120 words are of one kind, but a prefill of 40 words and a decode of one word are not. Runs of
+equal outline words are also compared by powers of two.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from xsp.schema import Kind
 from xsp.subjects import Layout
 
 MOST_KINDS = 64
-"""Further kinds are put together as one: a program that does something else in each step has no kinds."""
+"""Limit on kinds; further kinds are merged into one: a program whose steps all differ has no kinds."""
 
 MOST_KNOWN = 4096
-"""Outlines that are remembered as they are."""
+"""Limit on the outlines that are remembered verbatim."""
 
 OTHER = "other steps"
 NO_CALL = "steps without a module's call"
 
 
 class Batch(NamedTuple):
-    """How many samples a step has, and how that is known."""
+    """The number of samples in a step, and its source."""
 
     size: int | None
     source: str | None
-    """`input`: of its one input, by the layout that its module has; `guess`: of several calls, or where the module does
-    not tell; None where there is none."""
+    """`input`: from its one input, by the layout of its module; `guess`: from several calls, or if the module does not
+    determine the layout; `stated`: by the program; None if unknown."""
 
 
 class Known(NamedTuple):
-    """What is known of a step by its outline."""
+    """The kind and the batch of a step, known from its outline."""
 
     kind: StepKind
     batch: Batch
@@ -51,13 +51,13 @@ class StepKind:
         self.ends = sum(token.kind is Kind.OPTIMIZER for token in tokens) or sum(
             token.kind is Kind.FORWARD for token in tokens
         )
-        """Optimizers' steps, or calls if there are none: a step that is found at signals ends with the last of them."""
+        """Optimizer steps, or calls if there are none: a step that is found at signals ends with the last of them."""
 
         self.trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
         self.calls = [_called(token) for token in tokens[:20]]
         self.batch = batch
         self.words: set[tuple[Any, ...]] = set()
-        """What the outlines of its steps consisted of, as collectors note it."""
+        """The words of the outlines of its steps, as collectors note them."""
 
         self.seen = 0
         """Steps of this kind that ended."""
@@ -66,7 +66,7 @@ class StepKind:
         """The kind of the step that followed the last one of this kind."""
 
     def content(self) -> dict[str, Any]:
-        """Return what `run.json` says of it."""
+        """Return its content for `run.json`."""
         return {
             "kind": self.number,
             "name": self.name,
@@ -79,13 +79,13 @@ class StepKind:
 
 
 class Kinds:
-    """The kinds of steps that a program has shown until now, and which of them is likely to come next."""
+    """The kinds of steps that a program has run so far, and the prediction of the next one."""
 
     def __init__(self, layouts: Mapping[int, Layout | None] | None = None) -> None:
-        """Begin with none.
+        """Start without kinds.
 
         Args:
-            layouts: of the inputs of modules, by number, see `xsp.subjects`.
+            layouts: layouts of the inputs of modules, by the module's number, see `xsp.subjects`.
         """
         self._layouts = layouts if layouts is not None else {}
         self.all: list[StepKind] = []
@@ -96,13 +96,13 @@ class Kinds:
         self._last: StepKind | None = None
 
     def expected(self, first: tuple[Any, ...] | None = None) -> int | None:
-        """Return the kind that the next step is likely to be.
+        """Return the number of the likely kind of the next step.
 
         Args:
-            first: the first word of its outline, where it is known.
+            first: the first word of its outline, if it is known.
 
         Returns:
-            The kind that began so before, else the one that followed the last kind before; None if neither is known.
+            With `first`, the kind that began with that word; else the one that followed the last kind; None if unknown.
         """
         if first is not None:
             found = self._by_first.get(_form(Token(*first)))
@@ -110,11 +110,11 @@ class Kinds:
         return self._last.next if self._last is not None else None
 
     def ended(self, outline: Sequence[tuple[Any, ...]], stated: int | None = None) -> Known:
-        """Count a step, and return what is known of it.
+        """Count a step, and return its kind and batch.
 
         Args:
-            outline: of the step.
-            stated: samples in the step, as the program says; None where it does not.
+            outline: outline of the step.
+            stated: samples in the step according to the program; None if it does not state them.
         """
         words = tuple(outline)
         known = self._by_outline.get(words)
@@ -161,7 +161,7 @@ class Kinds:
         return self.all[-1]
 
     def _name(self, tokens: Sequence[Token]) -> str:
-        """Return what a person calls such a step: `training ResNet 32×3×224×224`, `Encoder 8×16 + Decoder 8×1`."""
+        """Return a readable name: `training ResNet 32×3×224×224`, `Encoder 8×16 + Decoder 8×1`."""
         calls = [(self._instance(token), token.shape) for token in tokens if token.kind is Kind.FORWARD]
         if not calls:
             optimizers = " + ".join(_optimizers(tokens))
@@ -177,28 +177,27 @@ class Kinds:
         return f"{'training ' if trains else ''}{' + '.join(named)}{more}"
 
     def _instance(self, token: Token) -> str:
-        """Return a module's class, with its number where there are several of it."""
+        """Return the name of a module's class, with a number if there are several of that class."""
         known = self._instances.setdefault(token.type, {})
         number = known.setdefault(token.subject, len(known))
         return f"{_of_type(token)}{f'({number + 1})' if number else ''}"
 
     def content(self) -> list[dict[str, Any]]:
-        """Return what `run.json` says of all of them."""
+        """Return the content of all kinds for `run.json`."""
         return [kind.content() for kind in self.all]
 
 
 def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> Batch:
-    """Return the samples of a step: of each micro-batch the first dimension unless a layout says another, summed.
+    """Return the samples of a step, summed over micro-batches: the first dimension, unless a layout names another one.
 
-    Between two backward passes the largest first dimension counts: what several modules, or one of them several times
-    (siamese networks), make of one batch is one batch. So does it inside an optimizer's step, whose closure may compute
-    the same batch several times. Passes that return their gradients count only where there is no other: what a penalty
-    or an attack computes first is the same batch. That is sure where there is one call; of several it is a guess. An
-    input of one dimension may be one sample without a batch, as in reinforcement learning, or a batch of ids: that is a
-    guess too.
+    Between two backward passes the largest first dimension counts: the calls of several modules, or several calls of
+    one (siamese networks), process one batch. The same holds inside an optimizer's step, whose closure may compute the
+    same batch several times. Passes that return their gradients count only if there are no others: a penalty or an
+    attack computes them on the same batch. The result is certain for one call; for several it is a guess. An input of
+    one dimension may be one sample without a batch, as in reinforcement learning, or a batch of ids: also a guess.
     """
     least = min((token.subject for token in tokens if token.kind is Kind.BACKWARD and token.subject), default=1)
-    parts: list[tuple[int, int]] = [(0, 0)]  # by a layout, which counts for more; and by the first dimension
+    parts: list[tuple[int, int]] = [(0, 0)]  # by a layout, which has priority; by the first dimension
     inside = False
     calls = [token for token in tokens if token.kind is Kind.FORWARD and token.shape]
     for token in tokens:
@@ -221,7 +220,7 @@ def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> B
 
 
 def _without_recomputed(tokens: Sequence[Token]) -> list[Token]:
-    """Return an outline without the calls inside backward passes: what activation checkpointing computes again."""
+    """Return an outline without the calls inside backward passes: the recomputation of activation checkpointing."""
     kept, inside = [], 0
     for token in tokens:
         if token.kind is Kind.BACKWARD:
@@ -232,7 +231,7 @@ def _without_recomputed(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _form(token: Token) -> tuple[Any, ...]:
-    """Return a word with its sizes by powers of two."""
+    """Return a word with its sizes rounded to powers of two."""
     shape = tuple(map(_rounded, token.shape)) if token.shape is not None else None
     return token.kind, token.subject, token.trains, shape
 

@@ -1,9 +1,9 @@
 """The loop: one row for each step that the program ran, recorded or not.
 
-What a user believes in is the loop: wall time per step, samples per second, waits between steps. It is read from the
-steps that are not recorded. A row is a few whole numbers in one flat array, so that a step pays for one `extend`, and a
-million rows are 90 MB. After `WHOLE` of them consecutive bare steps of one kind are folded into rows that stand for
-several, each for at least `FOLDED_NS`; their times are then means.
+Users judge a run by its loop: wall time per step, samples per second, waits between steps. These come from the steps
+that are not recorded. A row is a few integers in one flat array, so that a step pays for one `extend`, and a million
+rows are 120 MB. After `WHOLE` rows, consecutive bare steps of one kind are folded into rows that represent several
+steps, each row at least `FOLDED_NS`; their times are then means.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ WIDTH = len(LOOP_COLUMNS)
 WHOLE = 50_000
 FOLDED_NS = 50_000_000
 PORTION = 32_768
-"""Rows that are held until they are handed over; about 3 MB."""
+"""Rows that are buffered until they are handed over; about 4 MB."""
 
 
 class Status(enum.IntEnum):
-    """How a step ended, as a number."""
+    """The outcome of a step, as a number."""
 
     OK = 0
     ERROR = 1
@@ -35,7 +35,7 @@ class Status(enum.IntEnum):
 
 
 class Row(NamedTuple):
-    """One step; times are nanoseconds, of the monotonic clock. The fields are `xsp.schema.LOOP_COLUMNS`."""
+    """One step; times are nanoseconds of the monotonic clock. The fields are `xsp.schema.LOOP_COLUMNS`."""
 
     rank: int
     step: int
@@ -55,16 +55,16 @@ class Row(NamedTuple):
 
 
 UNKNOWN = -1
-"""Stands where nothing is known: before the first step, of samples without an input."""
+"""Placeholder for unknown values: the time before the first step, samples without an input."""
 
 _MEANS = ("dur_ns", "before_ns", "data_ns", "own_ns", "faults", "system_ns")
-"""What a row that stands for several steps has the means of."""
+"""Fields that are means in a row that represents several steps."""
 
 
 class Usage:
-    """What the system did for the process from the end of a step to that of the next one: page faults, and its time.
+    """Page faults and system time of the process from the end of a step to the end of the next one.
 
-    Memory that an allocator gives back after a step, and gets again in the next one, costs a fault for each page.
+    Memory that an allocator returns after a step, and gets again in the next one, costs a fault for each page.
     """
 
     def __init__(self) -> None:
@@ -72,14 +72,14 @@ class Usage:
         self._is_known = False
 
     def forget(self) -> None:
-        """Leave out what happens until the next call of `since`: it is not the program's alone."""
+        """Leave out the time until the next call of `since`, in which not only the program worked."""
         self._is_known = False
 
     def since(self, steps: int = 1) -> tuple[int, int]:
-        """Return page faults and nanoseconds in the system since the last call, of each of so many steps. Hot.
+        """Return page faults and system time in nanoseconds since the last call, per step of `steps`. Hot.
 
         Returns:
-            `UNKNOWN` for both after `forget`, at the first call, and where the system does not tell.
+            `UNKNOWN` for both after `forget`, at the first call, and if the system does not report them.
         """
         if resource is None:
             return UNKNOWN, UNKNOWN
@@ -100,7 +100,7 @@ class Loop:
         self._folding: Row | None = None
 
     def add(self, row: tuple[int, ...]) -> None:
-        """Take in a step, the fields of `Row` in their order. Hot."""
+        """Add a step, given as the fields of `Row` in their order. Hot."""
         if self._whole < WHOLE:
             self._whole += 1
             self._rows.extend(row)
@@ -125,7 +125,7 @@ class Loop:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to hand over."""
+        """Whether the rows should be handed over now."""
         return len(self._rows) >= PORTION * WIDTH
 
     def take(self) -> bytes:
@@ -136,7 +136,7 @@ class Loop:
 
 
 def _unlike(a: Row, b: Row) -> bool:
-    """Return whether two steps cannot be put into one row."""
+    """Return whether two steps must not be folded into one row."""
     return _alike(a) != _alike(b)
 
 

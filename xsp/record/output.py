@@ -1,11 +1,11 @@
-"""Which directory a run gets, where something is there already.
+"""The choice of a run's directory if the requested one is taken.
 
-A program is not to stop, and no run to be lost, because it was started a second time: the next free name beside the
-one that was asked for is taken, `runs/train-2`, and a line on stderr says so. Who names a directory on a command line
-goes on with that name in the next command, and so is refused instead.
+A second start of a program must not stop it or lose a run: the next free name beside the requested one is taken,
+`runs/train-2`, and a line on stderr reports it. A directory that is named on a command line is refused instead if it is
+taken, because the user goes on with that name in the next command.
 
-Ranks that no launcher of xsp's has told a directory find one that is their job's alone: the first of them leaves the
-mark of the job in it, and those that find another job's mark, or what is no job's, go on to the next name.
+Ranks whose launcher is not xsp's find a directory that belongs to their job alone: the first rank writes a mark of the
+job into it, and ranks that find the mark of another job, or other files, try the next name.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from xsp.record.terminal import say
 _T = TypeVar("_T")
 
 PATIENCE_S = 1.0
-"""How long a mark may be empty: the process that made it is about to write it."""
+"""Seconds for which a mark may be empty: the process that made it is about to write it."""
 
 JOB_VARIABLE = "XSP_JOB"
-"""Set for the processes that a launcher of xsp's has started: each is a rank of a job, if it is the only one too."""
+"""Environment variable of processes that a launcher of xsp started: each is a rank of a job, even a single one."""
 
 _OF_A_JOB = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
-"""Variables that all ranks of a job have in common, and in which jobs differ."""
+"""Variables that are equal in all ranks of a job and differ between jobs."""
 
 
 def claim(
     path: str | os.PathLike[str], start: Callable[[Path], _T], *, overwrite: bool = False, next_free: bool = False
 ) -> tuple[Path, _T]:
-    """Make a run directory for this process, a rank's in that of its job, and start what holds it.
+    """Make a run directory for this process, for a rank inside the directory of its job, and start its holder.
 
     Args:
-        path: where.
-        start: given the directory, what holds it from then on (see `xsp.rundir.hold`).
-        overwrite: replace a run that is there.
-        next_free: where something is there that is not to be replaced, take the next free name beside it.
+        path: the requested directory.
+        start: takes the directory and returns the object that holds it from then on (see `xsp.rundir.hold`).
+        overwrite: replace an existing run.
+        next_free: if the directory is taken and not to be replaced, use the next free name beside it.
 
     Returns:
         The directory, absolute, and what `start` returned.
 
     Raises:
-        OutputError: something is there, and `next_free` was not said.
-        UnwritableError: the disk refuses; or another process is writing there, and `next_free` was not said.
+        OutputError: the directory is taken, and `next_free` is not set.
+        UnwritableError: the disk refuses; or another process is writing there, and `next_free` is not set.
     """
     own = identity.of_this_process()
     part = part_of(own)
@@ -62,7 +62,7 @@ def claim(
 
 @contextlib.contextmanager
 def claimed_for_several(settings: Settings) -> Iterator[Path]:
-    """Make a directory of several runs, of which this process writes none itself; hold it while they are written.
+    """Make a directory of several runs that other processes write, and hold it while they do.
 
     Raises:
         OutputError: as `claim`.
@@ -99,19 +99,19 @@ def _claim(
 
 
 def part_of(own: identity.Identity) -> str:
-    """Return what the run of this process is called in the directory of its job; nothing for a process of its own."""
+    """Return the name of this process's run in the directory of its job; empty for a process on its own."""
     return rundir.rank_part(own.rank) if is_one_of_several() else ""
 
 
 def is_one_of_several() -> bool:
     """Return whether this is a process of a distributed program."""
-    # under torchrun a single process is a job too: xsp's launcher has a run.json of its own in the directory
+    # a single process under torchrun is a job too: xsp's launcher writes its own run.json into the directory
     variables = "TORCHELASTIC_RUN_ID", JOB_VARIABLE
     return identity.of_this_process().world_size > 1 or any(name in os.environ for name in variables)
 
 
 def shown(path: Path) -> str:
-    """Return a path as one would type it here."""
+    """Return a path relative to the working directory if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -124,7 +124,7 @@ def _names(path: Path) -> Iterator[Path]:
 
 
 def _is_in_the_way(place: Path) -> bool:
-    """Return whether a run cannot be written because of what is there, or of who writes there: not of the disk."""
+    """Return whether a run cannot be written because of existing files or another writer, not because of the disk."""
     try:
         if not place.is_dir():
             return place.exists() or place.is_symlink()
@@ -142,13 +142,13 @@ def _is_in_the_way(place: Path) -> bool:
 
 
 def _job(own: identity.Identity) -> str:
-    """Return what all ranks of this job say alike, and no rank of another one, as far as the environment tells."""
+    """Return a digest that is equal in all ranks of this job and different in others, as far as variables allow."""
     said = [own.trace_id if own.shared else "", str(own.world_size), *(os.environ.get(name, "") for name in _OF_A_JOB)]
     return hashlib.blake2b(os.fsencode("\n".join(said)), digest_size=16).hexdigest()
 
 
 def _is_of_this_job(place: Path, job: str, overwrite: bool) -> bool:
-    """Return whether a directory is this job's, by its mark; one that is empty gets it.
+    """Return whether a directory is this job's, by its mark; an empty directory gets the mark.
 
     Raises:
         UnwritableError: the disk refuses.

@@ -1,10 +1,10 @@
-"""What profiling costs a program, kept step by step while it runs, in constant memory.
+"""The cost of profiling, accounted for step by step while the program runs, in constant memory.
 
-Four things cost: the time that xsp takes between steps (switching collectors, handing rows over, waiting until
-they are stored), what collectors add inside a recorded step, what the step after it takes longer on cold caches, and
-what others take longer while it is being stored. The first is read from the clock. The others are differences to the
-bare steps of the same kind nearby, so that a drift of the machine cancels, and a long step among short ones costs
-nothing by its length; their figure is the trimmed mean over the steps of a rung, with its interval.
+There are four costs: the time that xsp takes between steps (switching collectors, handing rows over, waiting until they
+are stored), the time that collectors add inside a recorded step, the extra time of the next step on cold caches, and
+the extra time of steps that run while a step is being stored. The first is read from the clock. The others are
+differences from the bare steps of the same kind nearby, so that drift of the machine cancels and a long step among
+short ones is not taken for a cost; their figure is the trimmed mean over the steps of a rung, with its interval.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from xsp.levels import rung_name
 from xsp.record.schedule import Turn
 
 NEARBY = 15
-"""Bare steps that a recorded one is compared with: their median."""
+"""Number of bare steps whose median a recorded step is compared with."""
 
 ENOUGH = 3
 REMEMBERED = 64
-"""Differences that a rung's figure is of: the last ones."""
+"""Number of latest differences from which a rung's figure is computed."""
 
 UNUSUAL = 10
-"""What xsp takes around a bare step is the same few microseconds each time. What is so many times as long was no work
-of xsp's: the system had given the processor to another program, and the usual time is counted."""
+"""Factor over the usual time around a bare step (the same few microseconds each time) above which the usual time is
+counted instead: the excess was no work of xsp, but the system had given the processor to another program."""
 
 LAST = 9
-"""Steps that tell what the next one of a rung costs."""
+"""Number of latest steps that predict the cost of the next one of a rung."""
 
 
 class Differences:
-    """How much longer the steps of one kind took than the bare ones nearby."""
+    """Differences in duration between some steps and the bare steps nearby."""
 
     def __init__(self) -> None:
         self.count = 0
         self._last: deque[float] = deque(maxlen=REMEMBERED)
 
     def add(self, difference_ns: float) -> None:
-        """Count one step."""
+        """Add the difference of one step."""
         self.count += 1
         self._last.append(difference_ns)
 
     @property
     def total_ns(self) -> float:
-        """What all of them took longer; 0 for none."""
+        """Total extra time of all steps; 0 without steps."""
         return self.count * summary.trimmed_mean(self._last) if self.count else 0.0
 
     @property
     def margin_ns(self) -> float:
-        """How far `total_ns` can be off, at 95 %; of one or two steps, which tell nothing, by all that it is."""
+        """Half width of the 95 % interval of `total_ns`; `total_ns` itself after one or two steps, too few for one."""
         ends = summary.interval(self._last)
         if ends is None:
             return abs(self.total_ns)
@@ -60,23 +60,23 @@ class Differences:
 
 
 class RungAccount:
-    """What the steps of one rung cost."""
+    """The cost of the steps of one rung."""
 
     def __init__(self) -> None:
         self.inside = Differences()
-        """Of steps that are timed."""
+        """Differences of the timed steps."""
 
         self.once_ns = 0.0
-        """What those that warm up or describe took longer: each its own amount, none like another."""
+        """Extra time of warm-up and describing steps, summed individually because no two are alike."""
 
         self.around_ns = 0
         self.taken = 0
         self._costs: deque[float] = deque(maxlen=LAST)
 
     def add(self, turn: Turn, difference_ns: float | None, around_ns: int) -> None:
-        """Count one step, whose difference is None if none of its kind ran bare yet; `tell` may follow.
+        """Count one step; its difference is None if no step of its kind ran bare yet, and `tell` may follow.
 
-        One that describes does not tell what others cost.
+        A describing step does not count in the predicted cost of the others.
         """
         self.taken += 1
         self.around_ns += around_ns
@@ -86,7 +86,7 @@ class RungAccount:
             self._costs.append(max(0.0, difference_ns or 0.0) + around_ns)
 
     def tell(self, turn: Turn, difference_ns: float) -> None:
-        """Count how much longer one step took than a bare one."""
+        """Add the extra time of one step over a bare one."""
         if turn.timed:
             self.inside.add(difference_ns)
         else:
@@ -94,17 +94,17 @@ class RungAccount:
 
     @property
     def spent_ns(self) -> float:
-        """What all of them cost."""
+        """Total cost of the steps in nanoseconds."""
         return self.inside.total_ns + self.once_ns + self.around_ns
 
     @property
     def cost_ns(self) -> float | None:
-        """What one step costs, by the last ones; None if there was none."""
+        """Cost of one step in nanoseconds, from the latest ones; None without any."""
         return summary.percentile(self._costs, 0.5) if self._costs else None
 
 
 class Bare:
-    """What bare steps took lately: those that nothing disturbed, and the first ones after others were recorded."""
+    """Durations of the latest bare steps: of undisturbed ones, and of the first ones after recorded steps."""
 
     def __init__(self) -> None:
         self.others: deque[int] = deque(maxlen=NEARBY)
@@ -114,72 +114,72 @@ class Bare:
 
     @property
     def ns(self) -> float | None:
-        """The median; None before the first one."""
+        """Median duration; None before the first bare step."""
         if len(self.others) >= ENOUGH:
             return summary.percentile(self.others, 0.5)
         return summary.percentile([*self.others, *self.firsts], 0.5) if self.others or self.firsts else None
 
 
 class Account:
-    """What all steps of a run cost."""
+    """The cost of all steps of a run."""
 
     def __init__(self) -> None:
         self.steps = self.bare = 0
         self.steps_ns = 0.0
-        """What the steps would have taken bare; those of kinds of which none ran bare are not in it."""
+        """Time that the steps would have taken bare, without steps of kinds that never ran bare."""
 
         self.began_ns = monotonic_ns()
-        """When the block was entered."""
+        """Time at which the block was entered, of the monotonic clock."""
 
         self.waited_ns = 0
-        """What the program did between its steps: with `steps_ns` the time of its loop."""
+        """Time of the program between its steps: with `steps_ns` the time of its loop."""
 
         self.start_ns = 0
-        """What it took to install collectors and to start the storing process, without the import of what they observe:
-        the program needs that itself. It is no step's, and not in `spent_ns`."""
+        """Time to install collectors and start the storing process, without importing the package that they observe,
+        which the program needs itself. It belongs to no step, and is not in `spent_ns`."""
 
         self.end_ns = 0
-        """What it took to take collectors out and to calibrate them; no step's either."""
+        """Time to remove and calibrate collectors; it belongs to no step either."""
 
         self.rungs: dict[int, RungAccount] = {}
-        self._around_ns = 0  # of bare steps
+        self._around_ns = 0  # total of bare steps
         self._arounds: deque[int] = deque(maxlen=REMEMBERED)
         self._usual_ns: float | None = None
         self._after = Differences()
-        self._beside = Differences()  # of bare steps that ran while another one was being stored
-        self._spent_ns = 0.0  # of all but bare steps
+        self._beside = Differences()  # bare steps that ran while another one was being stored
+        self._spent_ns = 0.0  # total of all other steps
         self._bare = Bare()
         self._of_kind: defaultdict[int, Bare] = defaultdict(Bare)
         self._follows = False
 
     @property
     def spent_ns(self) -> float:
-        """What profiling has cost, in nanoseconds."""
+        """Cost of profiling so far in nanoseconds."""
         return self._spent_ns + self._around_ns
 
     @property
     def unknown(self) -> int:
-        """How many steps were recorded whose kind did not run bare: what they cost is not known."""
+        """Number of recorded steps whose kind never ran bare, so that their cost is unknown."""
         return sum(len(each.awaited) for each in self._of_kind.values())
 
     @property
     def bare_ns(self) -> float | None:
-        """What a bare step takes at present: the median of those nearby, of all kinds; None before the first one."""
+        """Current duration of a bare step: the median of the latest ones, of all kinds; None before the first one."""
         return self._bare.ns
 
     @property
     def mean_ns(self) -> float | None:
-        """What a step would have taken bare, in the mean of all kinds: what a budget is earned by."""
+        """Mean bare duration of a step, over all kinds; by it a budget is earned."""
         known = self.steps - self.unknown
         return self.steps_ns / known if known and self.steps_ns else None
 
     @property
     def loop_ns(self) -> float:
-        """What the program's loop would have taken bare: its steps, and what it did between them."""
+        """Time that the program's loop would have taken bare: its steps, and the time between them."""
         return self.steps_ns + self.waited_ns
 
     def cost_ns(self, rung: int) -> float | None:
-        """Return what one step of a rung costs, by the last ones; None if there was none."""
+        """Return the cost of one step of a rung, from the latest ones; None without any."""
         found = self.rungs.get(rung)
         return found.cost_ns if found is not None else None
 
@@ -189,11 +189,11 @@ class Account:
         """Count a step.
 
         Args:
-            turn: what it was for.
-            dur_ns: from its start to its end.
-            before_ns: what xsp took before its start.
-            end_ns: reading of the monotonic clock at its end; what was done since was for xsp.
-            is_disturbed: another step was being stored meanwhile.
+            turn: turn of the step.
+            dur_ns: duration of the step.
+            before_ns: time that xsp took before its start.
+            end_ns: reading of the monotonic clock at its end; the time since then was spent by xsp.
+            is_disturbed: whether another step was being stored meanwhile.
             kind: number of its kind.
         """
         self.steps += 1
@@ -205,14 +205,14 @@ class Account:
         self._follows = not turn.bare
 
     def pass_by(self, steps: int, steps_ns: int, waited_ns: int) -> None:
-        """Count bare steps that ran without anything around them."""
+        """Count bare steps around which xsp did nothing."""
         self.steps += steps
         self.bare += steps
         self.steps_ns += steps_ns
         self.waited_ns += waited_ns
 
     def spend(self, taken_ns: int) -> None:
-        """Count what xsp took beside the steps."""
+        """Count time that xsp took outside the steps."""
         self._around_ns += taken_ns
 
     def _add_around(self, around_ns: int) -> None:
@@ -232,7 +232,7 @@ class Account:
             return
         self._bare.firsts.append(dur_ns)
         own.firsts.append(dur_ns)
-        if len(own.others) < ENOUGH:  # the only bare steps that there are
+        if len(own.others) < ENOUGH:  # too few undisturbed ones yet
             self.steps_ns += dur_ns
             self._settle(own)
             return
@@ -252,9 +252,9 @@ class Account:
         self._sum_up()
 
     def _settle(self, own: Bare) -> None:
-        """Count what steps cost that were recorded before the first bare one of their kind.
+        """Count the cost of steps that were recorded before the first bare one of their kind.
 
-        Those that describe or warm up are left out: at the begin of a kind the program itself warms up in them.
+        Describing and warm-up steps are left out: at the first steps of a kind the program itself warms up.
         """
         usual = own.ns
         if usual is None or not own.awaited:
@@ -271,9 +271,9 @@ class Account:
         self._spent_ns = slower_ns + sum(rung.spent_ns for rung in self.rungs.values())
 
     def interval_percent(self) -> tuple[float | None, float | None]:
-        """Return the 95 % interval of `overhead_percent`. It takes milliseconds: the bootstrap resamples.
+        """Return the 95 % interval of `overhead_percent`. It takes milliseconds, because it resamples (bootstrap).
 
-        A cost is not negative. Where the noise of the machine makes it seem so, the upper end is 0.
+        A cost is not negative. If the noise of the machine makes it seem negative, the upper end is 0.
         """
         inside = [rung.inside for rung in self.rungs.values()]
         margin_ns = math.hypot(*(each.margin_ns for each in (*inside, self._after, self._beside)))
@@ -281,7 +281,7 @@ class Account:
         return _percent(low_ns, self.loop_ns), _percent(max(0.0, high_ns), self.loop_ns)
 
     def content(self) -> dict[str, Any]:
-        """Return what is to be said of it; a share that is unknown is None."""
+        """Return its content for `run.json`; an unknown share is None."""
         return {
             "overhead_percent": _percent(max(0.0, self.spent_ns), self.loop_ns),
             "steps_ns": round(self.steps_ns),

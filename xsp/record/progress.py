@@ -1,7 +1,7 @@
-"""What a run says of itself while it goes on: `progress.json` in the run directory, and a line in the terminal.
+"""Progress of a run while it is recorded: `progress.json` in the run directory, and a line in the terminal.
 
-Both are made between steps, once a second at most: no thread of their own disturbs what is measured. What they
-take is in the account of what profiling costs.
+Both are made between steps, once a second at most, without a thread that would disturb the measurement. Their cost is
+in the account of the cost of profiling.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from xsp.run import Budget
 PROGRESS_FILE = "progress.json"
 PAUSE_NS = 1_000_000_000
 RAREFIED = 1000
-"""So many times what showing took is waited before it is done again: on a slow disk it takes its 0.1 %, no more."""
+"""Minimum pause as a multiple of the last duration: even on a slow disk, showing takes no more than 0.1 %."""
 
 
 class Underway:
-    """How far a run is, for those who watch it."""
+    """The display of a run's progress."""
 
     def __init__(self) -> None:
         self.draws = False
-        """Whether there is a line in the terminal."""
+        """Whether a line is drawn in the terminal."""
 
         self._run: Path | None = None
         self._next_ns = 0
         self._line: LiveLine | None = None
 
     def begin(self, run: Path) -> None:
-        """Write into this run directory from now on."""
+        """Write progress into this run directory from now on."""
         self._run = run
         if self.draws:
             self._line = LiveLine()
             self._line.open()
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether to show anything; the time is of the monotonic clock."""
+        """Return whether progress is due to be shown; `now_ns` is of the monotonic clock."""
         return now_ns >= self._next_ns and self._run is not None
 
     def show(self, progress: dict[str, Any]) -> int:
-        """Write and draw it, and return the nanoseconds that it took. Never raises."""
+        """Write and draw progress, and return the nanoseconds that it took. Never raises."""
         began_ns = monotonic_ns()
         if self._run is not None:
             self._write(self._run / PROGRESS_FILE, progress)
@@ -56,7 +56,7 @@ class Underway:
         return ended_ns - began_ns
 
     def end(self) -> None:
-        """Take the line and the file away: from here on `run.json` says it all."""
+        """Remove the line and the file: `run.json` has the final state."""
         if self._line is not None:
             self._line.close()
         if self._run is not None:
@@ -65,14 +65,14 @@ class Underway:
         self._run, self._line = None, None
 
     def _write(self, path: Path, progress: dict[str, Any]) -> None:
-        """Put the file into its place in one piece; not flushed to the disk, for after a crash it is worth nothing."""
-        # a disk that is full loses steps, which are counted; this is news only
+        """Write the file atomically; it is not flushed to the disk, because it is of no use after a crash."""
+        # errors are ignored: on a full disk steps are lost, which is counted; progress is only informative
         with contextlib.suppress(OSError), atomic.written(path, flush=False) as beside:
             beside.write_text(json.dumps(progress), encoding="utf-8")
 
 
 def read(run: Path) -> dict[str, Any]:
-    """Return the last progress that a run wrote; empty if there is none, as before its first stored step."""
+    """Return the last progress that a run wrote; empty if there is none, for instance before its first stored step."""
     try:
         found = json.loads((run / PROGRESS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -91,7 +91,7 @@ def line(progress: dict[str, Any]) -> str:
 
 
 def overhead(budget: Budget) -> str:
-    """Return in words what profiling has cost."""
+    """Return the cost of profiling as text."""
     if budget.overhead_percent is None:
         return "overhead not known yet"
     asked = f" of {budget.asked_percent:g} %" if budget.asked_percent is not None else ""

@@ -1,10 +1,10 @@
-"""Stretches of short steps that pass without a word from xsp, so that their time is the program's own.
+"""Stretches of short steps in which xsp does nothing around a step, so that their time is the program's own.
 
-What xsp does around a bare step takes some six microseconds, and leaves caches to a step of ten that make it twice as
-long. So where steps are shorter than `SHORT_NS` and of one kind, stretches of them are timed as a whole: their steps
-are counted, and nothing else is done around them. Such a stretch is one row of the loop, and in such programs the only
-steady one. Its calls are compared with those of its kind. A call of another model or with another shape ends the
-stretch, for instance a training step after the calls of a rollout, and its step is counted as one of its own kind.
+The work of xsp around a bare step takes some six microseconds, and leaves caches in a state that doubles the time of a
+step of ten microseconds. So if steps are shorter than `SHORT_NS` and of one kind, stretches of them are timed as a
+whole: their steps are only counted. A stretch is one row of the loop, and in such programs the only steady one. The
+calls in it are compared with those of its kind. A call of another model or with another shape ends the stretch, for
+instance a training step after the calls of a rollout, and its step is counted separately as a step of its own kind.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from xsp.summary import percentile
 SHORT_NS = 3_000_000
 STRETCH_NS = 8_000_000
 LEAST = 5
-"""Steps of a stretch."""
+"""Minimum number of steps in a stretch."""
 
 ALIKE = 50
-"""Steps of one kind in a row before a stretch: the next ones are taken to be of it as well."""
+"""Consecutive steps of one kind before a stretch: the next ones are then assumed to be of it as well."""
 
 
 class _Passing:
@@ -55,7 +55,7 @@ class _Passing:
 
 
 class Steps(Protocol):
-    """What of a block's steps takes part, see `xsp.record.steps.Steps`."""
+    """The part of `xsp.record.steps.Steps` that is used here."""
 
     account: Account
     batch_size: int | None
@@ -77,47 +77,47 @@ class Steps(Protocol):
 
 
 class Quiet:
-    """Decides when a stretch begins, and takes it in when it has ended."""
+    """The current stretch: when it begins, and how it is counted."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self.left = 0
-        """Steps that are still to pass in the stretch."""
+        """Steps that remain in the stretch."""
 
         self.has_passed = False
-        """Whether any step passed in a stretch."""
+        """Whether any step ran in a stretch."""
 
         self.by_context = False
-        """Whether the program names its steps by `with prof.step()`, so that they can be counted there."""
+        """Whether the program delimits its steps by `with prof.step()`, so that they can be counted there."""
 
         self.by_mark = False
-        """Whether the program marks their ends by a bare `prof.step()`, where they are counted."""
+        """Whether the program marks the ends of its steps by a bare `prof.step()`, where they are counted."""
 
         self.follows_on = False
-        """Whether a step begins where the one before ends, without anything between them."""
+        """Whether a step begins where the previous one ends, without a gap."""
 
         self.by_signal: Signal | None = None
-        """The signal that ends them, and by which they are counted, where they are found at signals."""
+        """The signal that ends a step and by which steps are counted, if steps are found at signals."""
 
         self.passing = _Passing(self, steps.outline)
         self._count = 0
         self._began_ns = self._last_ns = 0
         self._waited_ns = 0
-        """What the program had waited for data when the last step of the stretch ended."""
+        """Time that the program had waited for data when the last step of the stretch ended."""
 
         self._other_ns: int | None = None
-        """When the open step, which the program names, was seen to be of another kind than its stretch; None if not."""
+        """Begin of the open step, if the program delimits it and it is of another kind than its stretch; else None."""
 
         self._kind = self._alike = 0
         self._samples = UNKNOWN
         self._between: deque[float] = deque(maxlen=9)
-        """Shares of an iteration that went by between steps, of the last bare ones."""
+        """Shares of an iteration that lie between steps, of the latest bare steps."""
 
         self._usual_ns = float("inf")
 
     @property
     def has_begun(self) -> bool:
-        """Whether a stretch has to be taken in."""
+        """Whether a stretch has begun that was not counted yet."""
         return self._count > 0
 
     @property
@@ -133,15 +133,15 @@ class Quiet:
         return self.by_signal is Signal.BACKWARD_END or self._steps.kinds.all[self._kind].ends == 1
 
     def ended(self, is_bare: bool, dur_ns: int, before_ns: int, kind: int, samples: int) -> None:
-        """Take in a step that was not in a stretch, and what it is in the loop."""
+        """Note a step outside stretches, and its values for the loop."""
         self._alike = self._alike + 1 if kind == self._kind else 0
         self._kind, self._samples = kind, samples
-        if is_bare:  # the shortest of the last ones: what another program held up is longer
+        if is_bare:  # the shortest of the latest: other programs delay some steps
             self._usual_ns = min(dur_ns, 1.05 * self._usual_ns)
             self._between.append(max(0, before_ns) / max(1, dur_ns + max(0, before_ns)))
 
     def begin(self) -> None:
-        """Begin a stretch, if it is time for one; said after a bare step."""
+        """Begin a stretch if it is time for one; called after a bare step."""
         if self._steps.schedule.is_steady and self.is_short:
             count, due = max(LEAST, round(STRETCH_NS / self._usual_ns)), self._steps.schedule.until_due()
             count = min(count, self._alike, count if due is None else due)
@@ -157,7 +157,7 @@ class Quiet:
             self._steps.outline.between_ns = self._steps.outline.begun = self._waited_ns = 0
 
     def heard(self, signal: Signal) -> None:
-        """Take in a signal in a stretch: it may be the end of a step."""
+        """Handle a signal in a stretch: it may be the end of a step."""
         if signal is self.by_signal:
             self.left -= 1
             self._steps.outline.clear()
@@ -166,7 +166,7 @@ class Quiet:
                 self.end()
 
     def marked(self) -> None:
-        """Take in that the program marked the end of a step, in a stretch or where it ended one."""
+        """Handle a mark of the program at the end of a step that is in a stretch or that broke it off."""
         if self.has_begun:
             self.left -= 1
             self._steps.outline.clear()
@@ -176,7 +176,7 @@ class Quiet:
             self.end()
 
     def passed(self) -> None:
-        """Take in the end of a step that the program names, in a stretch or where it ended one."""
+        """Handle the end of a step that the program delimits, in a stretch or where it broke one off."""
         now_ns = monotonic_ns()
         if self._other_ns is None:
             self._pass(now_ns)
@@ -188,14 +188,14 @@ class Quiet:
         self._waited_ns = self._steps.waited_ns
 
     def break_off(self) -> None:
-        """End the stretch with the last step that ended: what the program does now is of another kind."""
+        """End the stretch with the last complete step: the program now runs a step of another kind."""
         if not self.has_begun:
             return
         if not self.passing.inside and not self.by_mark:
             self.end()
             return
         outline = self._steps.outline
-        self.left += not self.by_mark  # which counts a step at its end
+        self.left += not self.by_mark  # a mark counts a step at its end
         since_ns = self._last_ns if self.by_mark else monotonic_ns()
         self._other_ns, words, thread = since_ns, list(outline), outline.thread
         self.end()
@@ -204,7 +204,7 @@ class Quiet:
         outline.extend(words)
 
     def _take_in_other(self, since_ns: int, now_ns: int) -> None:
-        """Count the step that ended a stretch, as a row of the loop that is not steady: its start was not seen."""
+        """Count the step that broke a stretch off, as a row of the loop that is not steady: its start was not seen."""
         self._other_ns = None
         steps = self._steps
         kind, batch = steps.kinds.ended(steps.outline, steps.batch_size)
@@ -225,7 +225,7 @@ class Quiet:
         steps.outline.thread = None
 
     def end(self) -> None:
-        """Take in the stretch that has ended, or was broken off, as a row of the loop: up to its last step's end."""
+        """Count the stretch that ended or was broken off, as a row of the loop up to the end of its last step."""
         count, self._count, self.left = self._count - self.left, 0, 0
         steps = self._steps
         steps.collecting.hush(False)
@@ -251,15 +251,15 @@ class Quiet:
         steps.left_ns, steps.after_ns = self._last_ns, 0
 
     def _before_ns(self, count: int) -> int:
-        """Return the time before each of the steps that have passed, waits for data included; none between marks.
+        """Return the time before each step of the stretch, including waits for data; 0 between marks.
 
-        Where no call tells when they began, the usual share is taken, and at least what they waited for data.
+        If no call shows when the steps began, it is the usual share of the time, and at least the wait for data.
         """
         if self.by_mark or self.follows_on or not count:
             return 0
         outline = self._steps.outline
         begun, between_ns = outline.begun, outline.between_ns
-        if outline.began_ns > self._last_ns:  # a step that is none of them
+        if outline.began_ns > self._last_ns:  # it began after the stretch
             begun, between_ns = begun - 1, between_ns - (outline.began_ns - self._last_ns)
         if begun == count:
             return round(between_ns / count)

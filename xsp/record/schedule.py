@@ -1,18 +1,18 @@
-"""Which levels are on in which step: leveled experimentation, interleaved.
+"""The levels that are on in each step: leveled experimentation, interleaved.
 
-A **rung** is a set of levels that are on together, named by the deepest of them. After warm-up and one step
-that describes (shapes, memory; its time does not count), the steps take turns at the rungs in a balanced
-random order: each block of steps holds every rung once, shuffled, so that drift of the machine hits all
-rungs alike. Each kind of step has blocks of its own.
+A **rung** is a set of levels that are on together, named by the deepest of them. After warm-up and one step that
+describes (shapes, memory; its time does not count), the steps take turns at the rungs in a balanced random order: each
+block of steps contains every rung once, shuffled, so that drift of the machine affects all rungs alike. Each kind of
+step has its own blocks.
 
-Storing the spans of a step empties caches and lets clocks fall, and the steps after it are slow: the first one by some
-hundred microseconds, those of the next milliseconds by a few percent. So before each recorded step some run bare, at
-least one and for `SETTLE_NS`. A bare step is **steady** once so many of them and so much time have passed since
-anything was stored (`STEADY`); steady steps are what the program does without xsp. Which step is recorded next is
-drawn at random, so that a program that does the same in every second step, or every tenth, does not hide from it.
+Storing the spans of a step evicts caches and lets clocks drop, so the steps after it are slow: the first one by some
+hundred microseconds, those of the next milliseconds by a few percent. So some bare steps run before each recorded step,
+at least one and for `SETTLE_NS`. A bare step is **steady** once so many of them and so much time have passed since
+anything was stored (`STEADY`); steady steps show the program without xsp. The next step to record is drawn at random,
+so that work in every second or every tenth step is not missed.
 
-A step is stored while the program goes on, in another process. Bare steps that run meanwhile are not steady, and none
-is recorded: the program waits for the storing where only one bare step is left before the next recorded one.
+A step is stored in another process while the program continues. Bare steps that run meanwhile are not steady, and none
+is recorded: if only one bare step is left before the next recorded one, the program waits for the storing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xsp.schema import Level
 
 
 class Turn(NamedTuple):
-    """What one step is for."""
+    """The purpose of one step."""
 
     rung: Level
     timed: bool
@@ -33,34 +33,34 @@ class Turn(NamedTuple):
 
     @property
     def kept(self) -> bool:
-        """False in steps of which nothing is kept: warm-up, and those that settle the caches."""
+        """Whether anything of the step is kept; False in warm-up steps and in those that settle the caches."""
         return self.timed or self.describe
 
     @property
     def bare(self) -> bool:
-        """True in steps in which no collector is on."""
+        """Whether no collector is on in the step."""
         return self.rung is Level.APPLICATION
 
 
 SETTLE = Turn(Level.APPLICATION, timed=False, describe=False)
-"""A step with all collectors off."""
+"""The turn of a step with all collectors off."""
 
 SETTLE_NS = 2_000_000
-"""Bare time before a recorded step: see benchmarks/short_steps.py for what remains."""
+"""Bare time in nanoseconds before a recorded step: see benchmarks/short_steps.py for the remaining effect."""
 
 STEADY = ((20, 20_000_000), (8, 60_000_000), (5, 150_000_000), (3, 250_000_000), (2, 500_000_000))
-"""Bare steps, and their time, after which the next ones are steady: one pair of them must be reached. Until then caches
-that the pause has emptied fill again: steps of 4.6 ms are slower by 25, 11, 8, 4, 4, 2, 3 and 1 %, one after the other,
-of 18 ms (training) by 16, 7, 6 and 6 %; of 1.3 ms the fourth is as all that follow."""
+"""Numbers of bare steps and their time in nanoseconds after which the next steps are steady; reaching one pair is
+enough. Until then evicted caches fill again: consecutive steps of 4.6 ms are slower by 25, 11, 8, 4, 4, 2, 3 and 1 %,
+of 18 ms (training) by 16, 7, 6 and 6 %; of 1.3 ms, the fourth is as fast as all that follow."""
 
 FIRST = 3
-"""Timed steps of each rung that any program is to have: from so many an interval can be had."""
+"""Timed steps of each rung that every program should have: the fewest that give an interval."""
 
 PATIENCE = 4
-"""Times the usual distance between two steps of a rare kind: so long its next one is expected."""
+"""Multiple of the usual distance between two steps of a kind for which its next step is expected."""
 
 NEW = -1
-"""The kind of a step that begins as none did before; it runs bare, for it is slower than the next of its kind."""
+"""The kind of a step with an unknown first call; it runs bare, because it is slower than the next of its kind."""
 
 
 class Plan:
@@ -73,16 +73,16 @@ class Plan:
         """Steps that were recorded and kept."""
 
         self.tried = 0
-        """Turns that were planned for this kind, whatever kind the step then was."""
+        """Turns that were planned for this kind, also if the step was of another kind in the end."""
 
         self.seen = self.last = 0
         """Steps of this kind, and the number of the last one among all steps."""
 
         self.upcoming: Turn | None = None
-        """The turn of its next step that is recorded, once it was chosen."""
+        """The turn of its next recorded step, once chosen."""
 
     def took(self, turn: Turn) -> None:
-        """Count a turn that was planned for another kind and became one of this."""
+        """Count a turn that was planned for another kind and was used by a step of this one."""
         if turn.describe:
             self.described = True
         elif turn.rung in self.block:
@@ -90,7 +90,7 @@ class Plan:
         self.taken += 1
 
     def gave(self, turn: Turn) -> None:
-        """Take back a turn of this kind that became one of another."""
+        """Take back a turn of this kind that was used by a step of another one."""
         if turn.describe:
             self.described = False
         else:
@@ -117,16 +117,16 @@ class Schedule:
         """Make a schedule.
 
         Args:
-            rungs: from `parse_levels`.
-            warmup: steps of which nothing is kept; each rung once unless told otherwise.
-            seed: of the random order.
-            only: measure at this rung alone; the deepest one also describes.
-            settle: bare steps before each recorded one; those that run in `SETTLE_NS` unless told otherwise.
-            every: record one step in so many, on average; takes the place of `settle`.
-            spread: draw at random which steps those are, unless `settle` says it; else they are equally far apart.
-            stretch: steady steps to let run in each block of rungs.
-            by_time: False where several processes must come to the same turns: one step settles then.
-            later: record one step in so many once each rung was measured `FIRST` times.
+            rungs: rungs from `parse_levels`.
+            warmup: number of steps of which nothing is kept; default: one for each rung.
+            seed: seed of the random order.
+            only: measure only at this rung; the deepest one also describes.
+            settle: number of bare steps before each recorded one; default: as many as run in `SETTLE_NS`.
+            every: record one step in this many, on average; replaces `settle`.
+            spread: draw the recorded steps at random, unless `settle` is given; else they are equally far apart.
+            stretch: number of steady steps in each block of rungs.
+            by_time: False if several processes must choose the same turns: one step settles then.
+            later: record one step in this many once each rung was measured `FIRST` times.
         """
         self._describes = rungs[-1] >= Level.LAYER and only in (None, rungs[-1])
         self.rungs = tuple(rungs) if only is None else (only,)
@@ -150,10 +150,10 @@ class Schedule:
         """Whether a step is being stored while others run."""
 
         self.repeats: dict[Level, int] = dict.fromkeys(self.rungs, 0)
-        """Timed steps that each rung has had, of all kinds."""
+        """Timed steps of each rung so far, of all kinds."""
 
     def _between(self, every: int) -> range:
-        """Return how many bare steps may stand between two recorded ones; on average `every - 1`."""
+        """Return the possible numbers of bare steps between two recorded ones; `every - 1` on average."""
         if not self._spread:
             return range(every - 1, every)
         least = max(1, every // 2)
@@ -164,7 +164,7 @@ class Schedule:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the next bare step runs as if nothing had been recorded."""
+        """Whether the next bare step is unaffected by recording."""
         return any(self._since >= steps and self._since_ns >= taken_ns for steps, taken_ns in STEADY)
 
     @property
@@ -177,7 +177,7 @@ class Schedule:
         """Return the turn of the next step.
 
         Args:
-            kind: of the step, as far as that can be told before it; `NEW` for one that was never seen.
+            kind: expected kind of the step; `NEW` for one that never occurred before.
         """
         if self._warmed >= self.warmup and (kind == NEW or not self._is_settled()):
             return self._run_bare()
@@ -200,7 +200,7 @@ class Schedule:
         return found
 
     def _take(self, turn: Turn, plan: Plan) -> None:
-        """Count a turn, and draw when the next one is due."""
+        """Count a turn, and draw the distance to the next one."""
         if not turn.kept:
             self._warmed += 1
         else:
@@ -220,7 +220,7 @@ class Schedule:
         self.paused()
 
     def ended(self, turn: Turn, kind: int, dur_ns: int) -> None:
-        """Take in what a step was that had this turn, and how long it ran."""
+        """Note the actual kind and the duration of the step that had this turn."""
         self._ended += 1
         actual = self._plan(kind)
         actual.seen, actual.last = actual.seen + 1, self._ended
@@ -242,22 +242,22 @@ class Schedule:
         self._since_ns += taken_ns
 
     def until_due(self) -> int | None:
-        """Return how many bare steps are to come before the next recorded one; None where that is not said in steps."""
+        """Return the number of bare steps before the next recorded one; None if that is not determined in steps."""
         return None if self._by_time else self._gap - self._bare
 
     def abandoned(self, turn: Turn) -> None:
-        """Take back the turn of a step that was none."""
+        """Take back the turn of a step that was abandoned."""
         if turn.kept and self._planned is not None:
             self._planned.gave(turn)
             if turn.timed:
                 self.repeats[turn.rung] -= 1
 
     def paused(self) -> None:
-        """Say that something was stored, so that the next steps run on cold caches."""
+        """Note that something was stored, so that the next steps run on cold caches."""
         self._since = self._since_ns = 0
 
     def _waits(self, turn: Turn, plan: Plan) -> bool:
-        """Return whether the next step runs bare, before the one that a turn was chosen for."""
+        """Return whether the next step runs bare although a turn was chosen."""
         begins = turn.timed and len(plan.block) == len(self._in_use()) and not self._is_first
         if begins and self._rests(plan):
             return True
@@ -265,7 +265,7 @@ class Schedule:
         return self._bare < self._gap and not (self._bare >= self._gaps[0] and hurries)
 
     def _rests(self, plan: Plan) -> bool:
-        """Return whether steady steps are to run before the next block of rungs."""
+        """Return whether steady steps should run before the next block of rungs."""
         return self._steady < self._stretch
 
     def _is_settled(self) -> bool:
@@ -275,19 +275,19 @@ class Schedule:
 
     @property
     def _is_first(self) -> bool:
-        """Whether a rung was never measured: a program that is short is to have something to say."""
+        """Whether any rung was never measured: even a short program should have results."""
         return min(self.repeats.values()) == 0
 
     def _lags(self, plan: Plan) -> bool:
-        """Return whether a kind was recorded less often than another by a whole block."""
+        """Return whether a kind was recorded less often than another by at least a whole block."""
         return plan.taken + len(self.rungs) <= max(each.taken for each in self._plans.values())
 
     def _may_come(self, plan: Plan) -> bool:
-        """Return whether steps of a kind are still to be expected."""
+        """Return whether more steps of a kind are expected."""
         return plan.seen > 0 and self._ended - plan.last < PATIENCE * self._ended / plan.seen
 
     def _choose(self, plan: Plan) -> Turn:
-        """Return the next turn of a kind that is not bare."""
+        """Return the next turn of a kind, which is not bare."""
         if self._warmed < self.warmup:
             return Turn(self._warming(self._warmed % len(self.rungs)), timed=False, describe=False)
         rungs = self._in_use()
@@ -302,16 +302,16 @@ class Schedule:
         return self.rungs[-1 - place]
 
     def _in_use(self) -> tuple[Level, ...]:
-        """Return the rungs that take turns."""
+        """Return the rungs that currently take turns."""
         return self.rungs
 
     def steps_for(self, repeats: int) -> int:
-        """Return how many steps it takes until every rung was measured `repeats` times; short steps take more."""
+        """Return the number of steps until every rung is measured `repeats` times; short steps take more."""
         return self.warmup + self.every * (int(self._describes) + repeats * len(self.rungs)) + repeats * self._stretch
 
 
 class DescribeOnce(Schedule):
-    """Warm-up and the step that describes, then bare steps: of a program that runs for its counters alone."""
+    """A schedule of warm-up, the describing step, then bare steps, for a program that runs only for its counters."""
 
     _done = False
 

@@ -1,4 +1,4 @@
-"""`xsp.profile`: the block around a program's steps, from its settings to what is said of it in the end."""
+"""`xsp.profile`: the block around a program's steps, from its settings to the final report."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class profile:
         """Check the settings; nothing is installed before the block is entered.
 
         Raises:
-            UsageError: settings that make no sense, unknown levels among them, or two different paths.
+            UsageError: a setting is invalid, for instance a level is unknown, or two different paths are given.
         """
         given = locals()
         given["name"], given["out"] = named(name, out)
@@ -116,7 +116,7 @@ class profile:
     def of(
         cls, settings: Settings, listener: Callable[[profile], Listener] | None = None, hosts: bool = False
     ) -> profile:
-        """Return the block of settings; `listener` and `hosts` are described above."""
+        """Return a block with these settings; `listener` and `hosts` are described above."""
         made = cls.__new__(cls)
         made._set_up(settings, listener, hosts, enabled=True)
         return made
@@ -131,7 +131,7 @@ class profile:
         self.hosts = hosts
         self.has_explicit_steps = False
         self.records = False
-        """True once the block is entered and a run is being written, or has been."""
+        """Whether the block was entered and a run is being written, or has been."""
 
         self._enabled = enabled
         self._was_entered = not enabled
@@ -142,37 +142,37 @@ class profile:
         self._steps = Steps(settings.name, schedule, account, settings.batch_size)
         self._marks = Marks(self._steps)
         self.doubt: str | None = None
-        """Why all may look like one step, from what finds the steps: said where none of them is stored."""
+        """Why the whole program may look like one step, set by what finds the steps; shown if no step is stored."""
 
         self._writer: Writer
 
     @property
     def schedule(self) -> Schedule:
-        """Whose turn it is; see `xsp.record.schedule`."""
+        """The schedule of turns; see `xsp.record.schedule`."""
         return self._steps.schedule
 
     @property
     def account(self) -> Account:
-        """What the steps cost; see `xsp.record.overhead`."""
+        """The cost of the steps; see `xsp.record.overhead`."""
         return self._steps.account
 
     @property
     def steps_stored(self) -> int:
-        """Steps that are on the disk."""
+        """Number of steps that are on the disk."""
         return self._steps.stored
 
     @property
     def steps_lost(self) -> int:
-        """Recorded steps that could not be stored."""
+        """Number of recorded steps that could not be stored."""
         return self._steps.lost
 
     @property
     def steps_skipped(self) -> int:
-        """Steps that began while another one was open, and were not recorded."""
+        """Number of steps that began while another one was open, and were not recorded."""
         return self._steps.skipped
 
     def describe_once(self) -> None:
-        """Keep warm-up and the step that describes, and run all others bare; to be said before the block is entered."""
+        """Run warm-up and the describing step, and all others bare; to be called before the block is entered."""
         self._steps.schedule = DescribeOnce(self.schedule.rungs, self.schedule.warmup)
 
     # --- the block ------------------------------------------------------------------------------------
@@ -182,10 +182,10 @@ class profile:
 
         Raises:
             UsageError: another block is active in this process; `otlp` is no endpoint.
-            OutputError: the program needs a run, and it cannot be written; or there is something in the run directory
-                already, and it is not to take the next free name.
-            PluginError: a collector or a source of device work that was asked for by name cannot work here, or what
-                `otlp` needs is not there.
+            OutputError: the settings require a run, and it cannot be written; or the run directory is taken, and the
+                settings do not allow the next free name.
+            PluginError: a collector or a source of device work that was requested by name cannot work here, or a
+                requirement of `otlp` is missing.
         """
         global _active
         self._was_entered = True
@@ -246,7 +246,7 @@ class profile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take everything out again, merge what was stored, write `run.json` for good."""
+        """Remove all collectors, merge the stored steps, write the final `run.json`."""
         global _active
         self._host = None
         if not self._enabled or _active is not self:
@@ -274,7 +274,7 @@ class profile:
             steps.collecting.note("xsp", f"the block was left by {kind.__name__}; the steps before it are kept")
         try:
             self._finish(costs)
-        except Exception as error:  # the program has come to its end, and ends as it would have
+        except Exception as error:  # the program ends as it would have without xsp
             say(f"{self.out}: the run was not finished ({type(error).__name__}: {error}); its steps are kept")
         finally:
             self._writer.close()
@@ -282,7 +282,7 @@ class profile:
             say(f"{self.out}: no step was stored: {self._why_empty()}")
 
     def _cost_of_context(self) -> dict[str, Any]:
-        """Return what the context of a step costs in a stretch, by the name that steps are recorded under."""
+        """Return the cost of the context of a step in a stretch, under the name that steps are recorded with."""
         quiet = self._steps.quiet
         if not (quiet.has_passed and (quiet.by_context or quiet.by_mark)):
             return {}
@@ -290,7 +290,7 @@ class profile:
         quiet.left = sys.maxsize
         try:
             return {"session": context_cost(self.step)}
-        except Exception:  # it costs us a figure, not the program
+        except Exception:  # a failure costs a figure, not the program
             return {}
         finally:
             quiet.left = 0
@@ -299,8 +299,8 @@ class profile:
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
         """Return the context of one step: one prediction, or one training step.
 
-        A call by itself at the end of each iteration, as of `torch.profiler.profile.step`, ends a step there and
-        begins the next one; the first step then is the third iteration.
+        A bare call at the end of each iteration, as of `torch.profiler.profile.step`, ends a step there and begins the
+        next one; the first step then is the third iteration.
 
         Args:
             batch_size: samples in this step, if it differs from the block's.
@@ -309,7 +309,7 @@ class profile:
             return self._host.step(batch_size)
         if _active is not self:
             if not self._was_entered:
-                self._was_entered = True  # it is said once
+                self._was_entered = True  # it is printed once
                 say(f"nothing is recorded: {self.name!r} was not entered; write `with xsp.profile(…) as prof:`")
             return _NOTHING
         quiet = self._steps.quiet
@@ -328,7 +328,7 @@ class profile:
         """Return the context of a step that was found at the program's boundaries.
 
         Args:
-            by_call: it begins with the call of a module whose beginning was just signalled.
+            by_call: whether it begins with the call of a module whose begin was just signalled.
         """
         return Step(self._steps, None, by_call)
 
@@ -339,24 +339,24 @@ class profile:
 
     @property
     def quiet(self) -> Quiet:
-        """Stretches of short steps that pass uncounted; see `xsp.record.quiet`."""
+        """Stretches of short steps that are timed as a whole; see `xsp.record.quiet`."""
         return self._steps.quiet
 
     def discard_step(self) -> None:
-        """Let the open step, if there is one, be none."""
+        """Abandon the open step, if there is one."""
         if self._steps.open is not None:
             self._steps.open.abandon()
 
     def show_line(self) -> None:
-        """Draw a line in the terminal of how far the run is, between steps, once a second."""
+        """Draw a progress line in the terminal, between steps, once a second at most."""
         self._steps.underway.draws = True
 
     def note(self, text: str) -> None:
-        """Put a sentence on what the run is missing into the run."""
+        """Add a sentence on what is missing to the run."""
         self._steps.collecting.note("program", text)
 
     def withdraw(self, text: str) -> None:
-        """Take a sentence of `note` back that turned out to be wrong."""
+        """Remove a sentence that was added with `note` and turned out to be wrong."""
         notes = self._steps.collecting.notes
         notes[:] = [note for note in notes if note["text"] != text]
 
@@ -371,7 +371,7 @@ class profile:
         return {**content, "empty": self._why_empty()} if finished and not self._steps.stored else content
 
     def _why_empty(self) -> str:
-        """Return why no step was stored, and what helps."""
+        """Return why no step was stored, and a remedy."""
         steps = self._steps
         if self._marks.only_one and steps.seen == 0:
             return "prof.step() was called once and not entered; write `with prof.step(): …` around a step"
@@ -401,7 +401,7 @@ class profile:
         return "prof.step() was never entered; write `with prof.step(): …` around a step"
 
     def _finish(self, costs: dict[str, Any]) -> None:
-        """Have the run finished, here if need be, and say on stderr what became of it."""
+        """Finish the run, if necessary in this process, and print problems on stderr."""
         note, lost = self._steps.collecting.note, self._steps.lost
         missing = f"{lost} steps were not stored" if lost else "its merged step and its end were not stored"
         if lost and self._writer.failed is not None:
@@ -409,7 +409,7 @@ class profile:
         done = self._writer.finish(self._run(finished=True, costs=costs))
         if done is None:
             note("xsp", f"the merged step was not written: {self._writer.failed}")
-            with contextlib.suppress(OutputError):  # where the disk is full, the run says that it was interrupted
+            with contextlib.suppress(OutputError):  # on a full disk the run stays marked as interrupted
                 rundir.write_run(self.out, self._run(finished=True, costs=costs))
         if (lost or done is None) and self._writer.failed is not None:
             say(f"{self.out}: {missing} ({self._writer.failed})")
@@ -417,7 +417,7 @@ class profile:
             self._say_what_is_left(done.get("delivery") if done is not None else None)
 
     def _say_what_is_left(self, delivery: dict[str, Any] | None) -> None:
-        """Say on one line what was not delivered, why, and what to type."""
+        """Print on one line what was not delivered, why, and the command that sends it."""
         if delivery is None:
             say(f"what was delivered is not known; `xsp export {self.out} --resume` sends it")
         elif delivery["left"] or delivery["rejected"]:
@@ -427,21 +427,21 @@ class profile:
 
 
 CHILDREN_S = 1.0
-"""Processor time of child processes from which on they may have run the steps."""
+"""Processor time of child processes in seconds above which they may have run the steps."""
 
 _NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
 
 def _devices() -> list[str]:
-    """Return what tells the storing process which devices are the program's, if the program uses any by now."""
+    """Return the identities of the program's devices for the storing process, if the program uses any by now."""
     try:
         return device.identities()
-    except Exception:  # a device that failed must fail in the program, not here; the environment tells as well
+    except Exception:  # a failed device must fail in the program, not here; the environment lists devices as well
         return []
 
 
 def _forget() -> None:
-    """In a forked child (a DataLoader's worker): the profile goes on in the parent alone."""
+    """Drop the profile in a forked child (a DataLoader's worker): it continues only in the parent."""
     global _active
     profiled, _active = _active, None
     blocks.keep_in(None)

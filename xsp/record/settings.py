@@ -1,4 +1,4 @@
-"""How a program is recorded: the settings of a block, read by commands and passed on to processes that they start."""
+"""The settings of a block: read by commands, and passed on to the processes that they start."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from xsp.schema import Level
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `xsp.profile`, which describes them, and what commands alone can say."""
+    """The arguments of `xsp.profile`, described there, and further settings for commands only."""
 
     name: str = "run"
     levels: str = "M/L/G"
     out: str | os.PathLike[str] | None = None
     overwrite: bool = False
     next_free: bool = True
-    """Take the next free name, `runs/train-2`, where `out` is taken; False raises there."""
+    """Take the next free name, `runs/train-2`, if `out` is taken; False raises an error instead."""
 
     needs_run: bool = False
-    """Raise where no run can be written: the program is run for the sake of the run."""
+    """Raise if no run can be written, because the program runs only for the sake of the run."""
 
     warmup: int | None = None
     settle: int | None = None
     every: int | None = None
     budget: str | float | None = None
-    """`UNASKED` of `xsp.record.budget`, too: the usual one, which gives the first steps away."""
+    """A share, or `UNASKED` of `xsp.record.budget`: the default budget, which gives the first steps away."""
 
     spread: bool = True
     seed: int = 0
@@ -44,13 +44,13 @@ class Settings:
     otlp: str | None = None
     otlp_policy: str = "wait"
     typed: tuple[str, ...] = ()
-    """What was typed after `xsp`, without what may be a secret: with it the program can be run again."""
+    """The command line after `xsp`, without possible secrets: with it the program can be run again."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked before anything starts; an endpoint is checked when the block is entered.
+        """Check the settings as far as possible before anything starts; an endpoint is checked on entering the block.
 
         Raises:
-            UsageError: settings that make no sense, unknown levels among them.
+            UsageError: a setting is invalid, for instance a level is unknown.
         """
         rungs = self.rungs
         Kernels.parse(self.kernels)
@@ -73,14 +73,14 @@ class Settings:
 
     @property
     def place(self) -> Path:
-        """The run directory that is asked for."""
+        """The requested run directory."""
         return Path(self.out) if self.out is not None else Path("runs") / _file_name(self.name)
 
     def options(self) -> list[str]:
-        """Return the options with which an `xsp run` or `xsp profile` in another process records as this one does.
+        """Return the options that make `xsp run` or `xsp profile` in another process record with these settings.
 
-        It prints nothing of its own, writes to `out`, and keeps no budget: that is one run's. Where to deliver to is
-        said by the environment; a command line would show it to everybody.
+        That process prints nothing of its own, writes to `out`, and keeps no budget, which is for one run. The delivery
+        target is passed in the environment; a command line would show it to everybody.
         """
         given = ["--quiet", "--out", str(self.place), "--levels", self.levels, "--seed", str(self.seed)]
         given += ["--kernels", self.kernels, "--otlp-policy", self.otlp_policy]
@@ -91,13 +91,13 @@ class Settings:
 
 
 def named(name: object, out: str | os.PathLike[str] | None) -> tuple[str, str | os.PathLike[str] | None]:
-    """Return the name of a run and its directory, where a path may have been written in place of the name.
+    """Return the name of a run and its directory; a path may have been given in place of the name.
 
-    A path is what begins as none but a path does (`/`, `~/`, `./`, `runs/`), or a `Path`: the run goes there, and is
-    called as its last part. Names of models have slashes too (`org/model`); they are names.
+    A `Path`, or text with a prefix that only paths have (`/`, `~/`, `./`, `runs/`), is a path: the run goes there, and
+    its name is the last part. Names of models have slashes too (`org/model`); they are names.
 
     Raises:
-        UsageError: it is neither a name nor a path; or it is a path, and `out` is another one.
+        UsageError: `name` is neither a name nor a path; or it is a path, and `out` is another one.
     """
     if not isinstance(name, (str, os.PathLike)):
         raise UsageError(f"name={name!r}: the name of a run is text; write xsp.profile('train', out='runs/train')")

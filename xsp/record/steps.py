@@ -1,8 +1,8 @@
-"""The steps of a block, one at a time: whose turn it is, what was seen in it, and what became of that.
+"""The steps of a block, one at a time: their turns, their spans, and whether they were stored.
 
-Between the two clock readings of a step nothing is done here; before and after, collectors are switched, and raw
-rows are handed to a second process (`xsp.record.writer`). The program goes on while they are stored, unless another
-step may soon be recorded: see `xsp.record.schedule`.
+Nothing is done here between the two clock readings of a step. Before and after, collectors are switched, and raw rows
+are handed to a second process (`xsp.record.writer`). The program continues while they are stored, unless another step
+may soon be recorded: see `xsp.record.schedule`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """What the steps of a block share."""
+    """The shared state of the steps of a block."""
 
     def __init__(self, name: str, schedule: Schedule, account: Account, batch_size: int | None) -> None:
         self.name = name
@@ -57,23 +57,23 @@ class Steps:
         self.quiet = Quiet(self)
         self.storing = Storing(self)
         self.left_ns = UNKNOWN
-        """When the program went on after the last step; a reading of the monotonic clock."""
+        """When the program continued after the last step; a reading of the monotonic clock."""
 
         self.after_ns = self.waited_ns = 0
-        """What xsp took after the last step; what the program has waited for data since."""
+        """Nanoseconds that xsp took after the last step, and that the program has waited for data since."""
 
         self._own: identity.Identity
         self._writer: Writer
 
     def begin(self, own: identity.Identity, writer: Writer) -> None:
-        """Say whose steps they are, and who stores them."""
+        """Set the identity of the run and the process that stores its steps."""
         self._own, self._writer, self.storing.writer = own, writer, writer
 
     def listener(self, inner: Listener | None) -> Listener:
-        """Return what the collectors signal the program's boundaries to.
+        """Return the listener for the collectors' signals at the program's boundaries.
 
         Args:
-            inner: hears of the same boundaries; None for nobody.
+            inner: listener that gets the signals that are not handled here; None for none.
         """
         data, unusual = Signal.DATA_END, Signal.UNUSUAL
 
@@ -90,12 +90,12 @@ class Steps:
 
     @property
     def stored(self) -> int:
-        """Steps that are on the disk."""
+        """Number of steps that are on the disk."""
         return self.storing.stored
 
     @property
     def lost(self) -> int:
-        """Steps that were recorded and are not on the disk."""
+        """Number of recorded steps that are not on the disk."""
         return self.storing.lost
 
     @property
@@ -103,7 +103,7 @@ class Steps:
         """Number of this process in its job."""
         return self._own.rank
 
-    # --- the way of a step ----------------------------------------------------------------------------
+    # --- the lifecycle of a step ----------------------------------------------------------------------
 
     def skip(self) -> None:
         """Count a step that began while another one was open."""
@@ -111,7 +111,7 @@ class Steps:
         self.collecting.note("xsp", "steps that began while another one was being recorded were not recorded")
 
     def turn_away(self) -> None:
-        """Go on without a step that was admitted and did not begin."""
+        """Drop a step that was admitted and did not begin."""
         self.skipped += 1
         self.taken.release()
 
@@ -119,7 +119,7 @@ class Steps:
         """Return the turn of a step that begins.
 
         Args:
-            by_call: with the call that the outline ends with.
+            by_call: whether it begins with the call that the outline ends with.
         """
         outline = self.outline
         first = outline[-1] if by_call and outline else None
@@ -132,12 +132,12 @@ class Steps:
         return self.schedule.next(kind)
 
     def caller(self) -> identity.Caller | None:
-        """Return the span that a step is to hang under: the program's own, or the run's, if its trace is shared."""
+        """Return the parent span of a step: the program's own, or the run's, if its trace is shared; else None."""
         own = self._own
         return identity.caller_here() or (identity.Caller(own.trace_id, own.span_id) if own.shared else None)
 
     def enter_in_loop(self, step: Step) -> int | None:
-        """Add a step that ended to the loop, and return how many samples it has; None where nothing tells."""
+        """Add a step that ended to the loop, and return its number of samples; None if unknown."""
         kind, batch = self.kinds.ended(self.outline, step.batch_size or self.batch_size)
         step.kind = kind.number
         turn, dur_ns = step.turn, step.end_ns - step.start_ns
@@ -157,12 +157,12 @@ class Steps:
         return batch.size
 
     def hand_over_loop(self) -> None:
-        """Have the rows of the loop stored that were not stored yet."""
+        """Send the rows of the loop that were not stored yet to the storing process."""
         self._writer.add_to_loop(self.loop.take(), self.clock.anchor().offset_ns)
         self.schedule.paused()
 
     def store(self, step: Step, samples: int | None) -> None:
-        """Have what was seen in a step stored, unless its turn says that nothing is kept."""
+        """Send the rows of a step to be stored, unless its turn keeps nothing."""
         seen, named = self.collecting.rows(step.anchor), self.blocks.take(since_ns=step.since_ns)
         if not step.turn.kept:
             return
@@ -174,7 +174,7 @@ class Steps:
         self.storing.begin(step.number, rows, common, self.loop.take(), step.anchor.offset_ns)
 
     def store_rest(self) -> None:
-        """Store what is left of the loop, and named blocks that belong to no step, around several for instance."""
+        """Store the rest of the loop, and named blocks that belong to no single step, for instance around several."""
         self.hand_over_loop()
         rest = self.blocks.take()
         if rest and self.stored:
@@ -183,15 +183,15 @@ class Steps:
             self._writer.store(self.seen, rows, self._common(trace_id=self._own.trace_id), b"", 0)
 
     def _common(self, **values: Any) -> dict[str, Any]:
-        """Return what rows have in common, by column."""
+        """Return the values that rows have in common, by column."""
         return {**values, "process": self._own.process, "rank": self._own.rank}
 
     def release(self, step: Step, counts: bool) -> None:
-        """Count what a closed step cost, say how far the run is, and let the next one begin.
+        """Count the cost of a closed step, show progress, and let the next step begin.
 
         Args:
-            step: with its times.
-            counts: False if it ended anywhere.
+            step: the closed step, with its times.
+            counts: False if the step has no meaningful end.
         """
         try:
             end_ns = step.end_ns
@@ -217,13 +217,13 @@ class Steps:
             self.taken.release()
 
     def _progress(self) -> dict[str, Any]:
-        """Return how far the run has come, for those who watch it."""
+        """Return the progress of the run, for `Underway.show`."""
         spent = budgets.progress(self.schedule, self.account)
         return {"seen": self.seen, "stored": self.stored, "lost": self.lost, "time_ns": time.time_ns(), "budget": spent}
 
 
 class Step:
-    """One step: the only place where the measured program's clock is read."""
+    """One step; only here the measured program's clock is read."""
 
     anchor: clock.Anchor
     number: int
@@ -231,29 +231,29 @@ class Step:
     trace_id: str
     turn: Turn
     is_steady: bool
-    """Whether it runs as if nothing had been recorded, if it runs bare."""
+    """Whether it is unaffected by recording, if it runs bare."""
 
     is_disturbed = False
     """Whether another step is being stored when it begins."""
 
     awaits_work = False
-    """Whether it began where the last one ended, and nothing shows yet that the program goes on with another one."""
+    """Whether it began where the last one ended, and there is no sign yet that the program runs another step."""
 
     kind = 0
-    """Number of its kind, from its end on."""
+    """Number of its kind, known from its end on."""
 
     before_ns = 0
-    """What xsp took before its start."""
+    """Nanoseconds that xsp took before its start."""
 
     waited_ns = UNKNOWN
-    """What the program did between the step before and this one; for a step that is recorded on a device also what it
-    waited for that to become idle."""
+    """Nanoseconds of the program between the previous step and this one; for a step that is recorded on a device
+    including the wait until the device is idle."""
 
     own_ns = 0
-    """What xsp did in between."""
+    """Nanoseconds of xsp between the steps."""
 
     since_ns = 0
-    """The end of the step before."""
+    """The end of the previous step."""
 
     start_ns = end_ns = 0
     """Readings of the monotonic clock."""
@@ -284,14 +284,14 @@ class Step:
             entered, self.own_ns = entered + taken_ns, self.own_ns + taken_ns
             self.is_disturbed = steps.storing.is_underway
             self.is_steady = steps.schedule.is_steady
-            # before the outline is cleared: no other thread notes anything in it from here on
+            # before the outline is cleared: from here on no other thread writes to it
             self._thread = steps.outline.thread = threading.get_native_id()
             self.turn = steps.next_turn(self._by_call)
             self._on = []
             if not self.turn.bare:
                 entered += steps.storing.wait(counts=True) + self._drain()
                 self._on = self._switch_on()
-        except BaseException:  # an interrupt of the program's own: this step does not begin
+        except BaseException:  # an interrupt meant for the program: this step does not begin
             steps.outline.thread = None
             steps.turn_away()
             raise
@@ -302,7 +302,7 @@ class Step:
         return self
 
     def _drain(self) -> int:
-        """Wait for what the steps before have left to a device, and return how long that took: the program's time."""
+        """Wait for device work of the previous steps, and return how long that took; it counts for the program."""
         began_ns = clock.monotonic_ns()
         self._steps.collecting.settle(self._steps.collecting.collectors)
         taken_ns = clock.monotonic_ns() - began_ns
@@ -340,7 +340,7 @@ class Step:
         except Exception as error:
             steps.storing.lost += steps.storing.accounted == before
             steps.collecting.note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
-        except BaseException as interrupt:  # the program's own affair
+        except BaseException as interrupt:  # an interrupt meant for the program
             steps.storing.lost += steps.storing.accounted == before
             steps.collecting.note("xsp", f"{type(interrupt).__name__} came while a step was stored: counted as lost")
             raise
@@ -350,11 +350,11 @@ class Step:
 
     @property
     def is_open(self) -> bool:
-        """Whether it began, and has not ended."""
+        """Whether it has begun and not ended."""
         return self._recording
 
     def abandon(self) -> None:
-        """Let it be no step: nothing of it is kept, and none is counted."""
+        """Discard the step: nothing of it is kept, and it is not counted."""
         steps = self._steps
         self._recording, steps.open, steps.outline.thread = False, None, None
         try:
@@ -371,7 +371,7 @@ class Step:
 
     @property
     def status_number(self) -> Status:
-        """How it ended."""
+        """Its outcome as a number."""
         return Status.OK if self._status == "ok" else Status.UNCLOSED if self._status == UNCLOSED else Status.ERROR
 
     def _take_in(self) -> None:
@@ -407,21 +407,21 @@ class Step:
 
 
 UNCLOSED = "unclosed"
-"""Status of a step that the program did not close: its end is anywhere."""
+"""Status of a step that the program did not close: its end is arbitrary."""
 
 
 # --- marks -------------------------------------------------------------------------------------------------------
-# Steps of a program that marks their ends: `prof.step()` by itself, as torch.profiler has it.
+# Steps of a program that marks their ends by a bare `prof.step()`, as with torch.profiler.
 #
-# `prof.step()` returns the context of a step. Where the one before was never entered, the calls are marks: from there
-# on each ends a step and begins the next one.
+# `prof.step()` returns the context of a step. If the previous context was never entered, the calls are marks: from then
+# on each call ends a step and begins the next one.
 
 
 NOTE = "prof.step() was called without `with`: each call ends a step and begins the next one, waits for data in it"
 
 
 class Marks:
-    """Tells marks from contexts, and opens and closes the steps between marks."""
+    """The distinction of marks from contexts, and the steps between marks."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -430,11 +430,11 @@ class Marks:
 
     @property
     def only_one(self) -> bool:
-        """Whether the program asked for a context once, or last, and did not enter it."""
+        """Whether the last context that the program requested was not entered."""
         return self._last is not None and not self._last.was_entered
 
     def called(self, step: Step) -> bool:
-        """Take in that the program asked for the context of a step, and return whether it enters them."""
+        """Handle a request for the context of a step, and return whether the program enters its contexts."""
         before, self._last = self._last, step
         quiet = self._steps.quiet
         quiet.by_mark = before is not None and not before.was_entered
@@ -451,7 +451,7 @@ class Marks:
         return False
 
     def end(self) -> None:
-        """Leave out what follows the last mark: it is no step."""
+        """Abandon the step after the last mark: it was not ended."""
         ended, self._open = self._open, None
         if ended is not None and self._steps.open is ended:
             ended.abandon()

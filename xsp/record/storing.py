@@ -1,4 +1,4 @@
-"""The step that is on its way to the disk while the program goes on: one at a time."""
+"""The step that is being stored while the program continues: one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sent(NamedTuple):
     """A step that was sent."""
 
     number: int | None
-    """Of the message; None if it could not be sent."""
+    """Number of the message; None if it could not be sent."""
 
     step: int
     rows: list[Span]
@@ -28,7 +28,7 @@ class Sent(NamedTuple):
 
 
 class Steps(Protocol):
-    """What of a block's steps takes part, see `xsp.record.steps.Steps`."""
+    """The part of `xsp.record.steps.Steps` that is used here."""
 
     account: Account
     collecting: Collecting
@@ -36,7 +36,7 @@ class Steps(Protocol):
 
 
 class Storing:
-    """Sends steps to the storing process, and counts what became of them."""
+    """The connection to the storing process: sends steps, and counts their outcomes."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -55,7 +55,7 @@ class Storing:
         return self.stored + self.lost + self.is_underway
 
     def begin(self, step: int, rows: list[Span], common: dict[str, Any], of_loop: bytes, offset_ns: int) -> None:
-        """Have a step stored, as `Writer.store` does; wait for it only if the schedule says so."""
+        """Send a step to be stored, as `Writer.store`; wait for it only if the schedule requires it."""
         number = self.writer.send_step(step, rows, common, of_loop, offset_ns)
         self._sent = Sent(number, step, rows, common, of_loop, offset_ns)
         self._steps.schedule.is_storing = True
@@ -63,10 +63,10 @@ class Storing:
             self.wait()
 
     def look(self) -> int:
-        """See whether the step is on the disk, before another one begins; wait if the schedule says so.
+        """Check, before another step begins, whether the step is on the disk; wait if the schedule requires it.
 
         Returns:
-            How long that was waited for, in nanoseconds. It is counted as a cost of profiling.
+            Nanoseconds of waiting. They are counted as a cost of profiling.
         """
         if self._sent is None:
             return 0
@@ -77,10 +77,10 @@ class Storing:
         return self.wait(counts=True)
 
     def wait(self, counts: bool = False) -> int:
-        """Count the step as stored or lost, as soon as that is known; return how long that took, in nanoseconds.
+        """Wait until the step is stored or lost, and count it; return the nanoseconds that it took.
 
         Args:
-            counts: this time as a cost of profiling; False if it is part of what the caller counts.
+            counts: count this time as a cost of profiling; False if the caller counts it.
         """
         began_ns = clock.monotonic_ns()
         sent, self._sent = self._sent, None
@@ -89,7 +89,7 @@ class Storing:
         self._steps.schedule.is_storing = False
         try:
             is_stored = self._is_stored(sent)
-        except BaseException:  # an interrupt of the program's own, as a rule
+        except BaseException:  # usually an interrupt meant for the program
             self.lost += 1
             raise
         self.stored += is_stored
@@ -100,11 +100,11 @@ class Storing:
         return taken_ns
 
     def _is_stored(self, sent: Sent) -> bool:
-        """Return whether a step is on the disk, if need be without rows of a collector with values of other types."""
+        """Return whether a step is on the disk, if necessary without the rows of collectors that gave wrong types."""
         if sent.number is not None and self.writer.is_stored(sent.number):
             return True
         fitting = self._steps.collecting.without_misfits(sent.rows)
         if len(fitting) < len(sent.rows) and self.writer.store(sent.step, fitting, *sent[3:]):
             return True
-        self.writer.add_to_loop(sent.of_loop, sent.offset_ns)  # the step is lost, not that it ran
+        self.writer.add_to_loop(sent.of_loop, sent.offset_ns)  # the step is lost, but its row in the loop is kept
         return False

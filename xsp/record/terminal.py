@@ -1,9 +1,9 @@
-"""What xsp writes to the terminal of the program: a line on stderr, and one that goes away before the program writes.
+"""Output of xsp in the program's terminal: lines on stderr, and one line that is erased before the program writes.
 
-While the latter may be drawn, the streams of the program that end in the terminal have a `write` of their own: it takes
-the line away first. Streams keep their identity and all else; what a program writes past them (from C, from another
-process) stands beside the line. The line is drawn only where the program's output ended with a newline: behind a prompt
-or a bar of progress there is no place for it.
+While that line may be drawn, the program's streams that end in the terminal have a replaced `write`, which erases the
+line first. The streams otherwise stay the same objects; output that bypasses them (from C, from another process)
+appears beside the line. The line is drawn only if the program's output ended with a newline: behind a prompt or a
+progress bar there is no place for it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
 def say(text: str) -> None:
-    """Print a line that begins with `xsp: `, unless stderr is closed, or fails as the program made it."""
+    """Print a line that begins with `xsp: `; do nothing if stderr is closed or writing to it fails."""
     if sys.stderr is not None:  # print() would take None for stdout
         with contextlib.suppress(Exception):
             print(f"xsp: {plain_lines(text)}", file=sys.stderr)
 
 
 class LiveLine:
-    """The last line of the terminal that stderr is."""
+    """The last line of the terminal that stderr writes to."""
 
     def __init__(self) -> None:
         self._screen = sys.stderr
         self._streams: dict[TextIO, tuple[Any, Any]] = {}
-        """Those with a `write` of ours: it, and what the program had set there before, if anything."""
+        """The streams with a replaced `write`: the replacement, and the value that the program had set, if any."""
 
         self._write: Callable[[str], object] = sys.stderr.write
         self._drawn = False
@@ -41,7 +41,7 @@ class LiveLine:
         """Whether the cursor is at the beginning of an empty line."""
 
     def open(self) -> None:
-        """Keep the program's own lines apart from now on; where a stream does not allow it, nothing is drawn."""
+        """Keep the program's lines separate from the drawn one from now on; if a stream prevents that, draw nothing."""
         self._free = os.environ.get("TERM") != "dumb"
         try:
             for stream in dict.fromkeys((sys.stdout, sys.stderr)):
@@ -53,7 +53,7 @@ class LiveLine:
             self._free = False
 
     def draw(self, text: str) -> None:
-        """Draw text over the line, as much as the terminal has room for. Never raises."""
+        """Draw text over the line, cut to the width of the terminal. Never raises."""
         if not self._free:
             return
         with contextlib.suppress(OSError, ValueError):  # the terminal was closed
@@ -63,10 +63,10 @@ class LiveLine:
             self._drawn = True
 
     def close(self) -> None:
-        """Take the line away, and what was set."""
+        """Erase the line, and restore the streams."""
         self._clear()
         for stream, (ours, before) in self._streams.items():
-            if vars(stream).get("write") is ours:  # else the program has set its own, which calls ours
+            if vars(stream).get("write") is ours:  # else the program has replaced it by its own, which calls ours
                 del stream.write
                 if before is not None:
                     stream.write = before  # type: ignore[method-assign]

@@ -1,13 +1,13 @@
-"""What sees a GPU: CUPTI's records of device work, the libraries' own calls, graphs.
+"""Recording of GPUs: CUPTI's records of device work, the libraries' own calls, graphs.
 
-Three collectors: `cupti` (device work), `loggers` (libraries' logs) and `profilerrange` (the step that Nsight Compute
-replays). The rest serves `cupti`, in this order:
+There are three collectors: `cupti` (device work), `loggers` (libraries' logs) and `profilerrange` (the step that Nsight
+Compute replays). The other modules serve `cupti`, in this order:
 
-- may it: `libcupti` (do versions fit), `claim` (is CUPTI taken), `cuptitrial` (does one kernel come through);
-- before the program: `injection` has libraries name their calls;
+- availability: `libcupti` (whether versions fit), `claim` (whether CUPTI is taken), `cuptitrial` (a trial kernel);
+- before the program: `injection` makes libraries name their calls;
 - hot: `recording` switches records on and off, `activities` copies them into tuples, on the clock of `hostclock`;
 - cold: `calls`, `devicespans` and `libraries` make spans of them; `threads`, `callnames`, `demangling` and
   `kernellibraries` give these their names; `graphs` finds the layers of replayed graphs.
 
-Nothing here imports `cupti` when it is imported itself: the extra may be absent, and then says so.
+No module imports `cupti` at import time, because the optional dependency may be absent; `cupti` then reports that.
 """

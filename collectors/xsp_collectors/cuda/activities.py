@@ -1,8 +1,8 @@
-"""CUPTI's activity records as plain tuples: what the callback does, and nothing more.
+"""CUPTI's activity records as plain tuples, copied in the callback.
 
-A record lives only as long as the buffer that it lies in, and its class differs by version of cupti-python. So the
-callback copies values by the names of the fields, which are the same in all versions, and keeps no record. A field
-that a version does not have is None.
+A record lives only as long as its buffer, and its class differs by version of cupti-python. So the callback copies
+values by the names of the fields, which are the same in all versions, and keeps no record. A field that a version does
+not have is None.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 COLLECTOR = "cupti"
-"""What the spans say who saw them."""
+"""Name of the collector in the spans."""
 
 BUFFER_BYTES = 8 << 20
 
 
 class Activity(enum.IntEnum):
-    """The kinds of records that are asked for, by CUPTI's numbers."""
+    """The requested kinds of records, with CUPTI's numbers."""
 
     MEMCPY = 1
     MEMSET = 2
@@ -34,7 +34,7 @@ class Activity(enum.IntEnum):
 
 
 class Kernel(NamedTuple):
-    """A kernel; times of CUPTI's clock in nanoseconds, 0 where it had not begun or ended at the flush."""
+    """A kernel; times of CUPTI's clock in nanoseconds, 0 if it had not begun or ended at the flush."""
 
     start: int
     end: int
@@ -70,7 +70,7 @@ class Copy(NamedTuple):
 
 
 class Memset(NamedTuple):
-    """Memory of a device set to a value."""
+    """A memset on a device."""
 
     start: int
     end: int
@@ -95,7 +95,7 @@ class ApiCall(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """What a call waited for."""
+    """A wait of a call, and its subject."""
 
     start: int
     end: int
@@ -128,11 +128,11 @@ class Marker(NamedTuple):
 
 
 _OF_A_THREAD = 2
-"""CUPTI's number for a thread, where a record says what kind of object it is of."""
+"""CUPTI's number for a thread in the fields that give the kind of an object."""
 
 
 def thread_of(row: Overhead | Marker) -> int | None:
-    """Return the thread that a record is of, as the record names it; None if it is of something else."""
+    """Return the thread of a record, as named in the record; None if the record is of something else."""
     return row.object_id_pt_thread_id if row.object_kind == _OF_A_THREAD else None
 
 
@@ -156,19 +156,19 @@ Reader = Callable[[Any], tuple[Any, ...]]
 
 
 class Records:
-    """What CUPTI handed over and nobody has taken yet."""
+    """The records that CUPTI delivered and that were not taken yet."""
 
     def __init__(self) -> None:
         self._batches: deque[list[tuple[int, tuple[Any, ...]]]] = deque()
         self._readers: dict[tuple[type, int], Reader | None] = {}
         self.unread = 0
-        """Records that could not be copied; an exception must not go back into CUPTI."""
+        """Number of records that could not be copied; an exception must not propagate into CUPTI."""
 
         self.other = 0
-        """Records of kinds that nobody asked for: another client's."""
+        """Number of records of kinds that were not requested here, but by another client."""
 
     def request(self) -> tuple[int, int]:
-        """Return the bytes of a new buffer, and 0 for as many records as fit. Called by CUPTI."""
+        """Return the bytes of a new buffer, and 0 for an unlimited number of records. Called by CUPTI."""
         return BUFFER_BYTES, 0
 
     def complete(self, records: Sequence[Any]) -> None:
@@ -189,20 +189,20 @@ class Records:
         self._batches.append(batch)
 
     def take(self) -> list[tuple[Activity, Row]]:
-        """Return what was handed over since the last call, and forget it."""
+        """Return and forget the records that were delivered since the last call."""
         taken: list[tuple[Activity, Row]] = []
         while self._batches:
             taken += [(_KINDS[kind], _SHAPES[kind]._make(values)) for kind, values in self._batches.popleft()]
         return taken
 
     def _learn(self, record: Any, kind: int) -> Reader | None:
-        """Find out how records of this class are read."""
+        """Determine and remember how records of this class are read."""
         read = self._readers[type(record), kind] = _reader(record, kind)
         return read
 
 
 def _reader(record: Any, kind: int) -> Reader | None:
-    """Return what copies the fields of such records, or None for a kind that nobody asked for."""
+    """Return a function that copies the fields of such records; None for a kind that was not requested."""
     shape = _SHAPES.get(kind)
     if shape is None:
         return None
@@ -222,4 +222,4 @@ def _has(record: Any, path: str) -> bool:
 
 
 def _absent(record: Any) -> None:
-    """Return what a field is that this version does not have."""
+    """Return None, the value of a field that this version does not have."""

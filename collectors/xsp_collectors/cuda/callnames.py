@@ -14,14 +14,14 @@ _DOMAINS = {Activity.RUNTIME: "RUNTIME_API", Activity.DRIVER: "DRIVER_API"}
 
 
 class CallNames:
-    """Asks the binding for each number once."""
+    """A cache of names, which asks the binding for each number once."""
 
     def __init__(self, cupti: Any = None) -> None:
         self._cupti = cupti
         self._known: dict[tuple[Activity, int], str] = {}
 
     def of(self, interface: Activity, number: int) -> str:
-        """Return the name of a call, or its number where the binding does not know it.
+        """Return the name of a call, or its number if the binding does not know it.
 
         Args:
             interface: RUNTIME or DRIVER.
@@ -38,7 +38,7 @@ class CallNames:
             if numbers is not None:
                 try:
                     return str(numbers(number).name)
-                except ValueError:  # of a newer library
+                except ValueError:  # the number is of a newer library
                     continue
         return None
 

@@ -1,4 +1,4 @@
-"""Calls of CUDA's runtime and driver, what they waited for, and CUPTI's own work, as spans (RUNTIME)."""
+"""Calls of CUDA's runtime and driver, their waits, and CUPTI's own work, as spans (RUNTIME)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from xsp.schema import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Overhead, Wait, thread_of
 
 Name = Callable[[Activity, int], str]
-"""The name of a call, by the interface that it belongs to and CUPTI's number of it there."""
+"""Returns the name of a call for its interface and CUPTI's number of it."""
 
 Thread = Callable[[int | None], int | None]
-"""The operating system's number of a thread that a record names, or None."""
+"""Returns the operating system's id for a record's number of a thread, or None."""
 
 _LAUNCHES = ("Launch", "Memcpy", "Memset")
 _VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d{4,})?$")
 
 _WAITS = {1: "event", 3: "stream", 4: "context"}
-"""CUPTI's numbers of what a host waits for; 2 is a stream that waits for an event."""
+"""CUPTI's numbers of the waits of a host; 2 is a stream that waits for an event."""
 
 _OVERHEADS = {
     1: "driver compiler",
@@ -38,7 +38,7 @@ _OVERHEADS = {
 
 @functools.lru_cache(maxsize=4096)
 def kind_of(name: str) -> Kind:
-    """Return what a call of the runtime or the driver is, by its name: it starts device work, waits, or neither."""
+    """Return the kind of a runtime or driver call by its name: it starts device work, waits, or neither."""
     if any(word in name for word in _LAUNCHES):
         return Kind.LAUNCH
     return Kind.SYNC if "Synchronize" in name else Kind.CALL
@@ -46,7 +46,7 @@ def kind_of(name: str) -> Kind:
 
 @functools.lru_cache(maxsize=4096)
 def plain(name: str) -> str:
-    """Return the name that programs call: without the version and the kind of default stream that CUPTI adds.
+    """Return the name that programs use, without the suffixes for version and default stream that CUPTI adds.
 
     >>> plain("cudaLaunchKernel_ptsz_v7000"), plain("cuMemcpyDtoD_v2")
     ('cudaLaunchKernel', 'cuMemcpyDtoD_v2')
@@ -59,8 +59,8 @@ def calls(
 ) -> Iterator[Span]:
     """Yield a span for each call that the program made.
 
-    A driver's call inside a runtime's call has the same correlation id: it is the same launch, and stands in the
-    attributes of the runtime's call. Those without one around them (Triton's, NCCL's) are launches of their own.
+    A driver call inside a runtime call has the same correlation id: it is the same launch, and is put into the
+    attributes of the runtime call. Driver calls outside of any (Triton's, NCCL's) are launches of their own.
     """
     runtime = {_identity(call) for kind, call in seen if kind is Activity.RUNTIME and call.correlation_id}
     inside = {_identity(call): call for kind, call in seen if kind is Activity.DRIVER and _identity(call) in runtime}
@@ -72,13 +72,13 @@ def calls(
         driver = plain(name(Activity.DRIVER, below.cbid)) if below is not None else None
         wait = waited.pop(call.correlation_id, None)
         yield _call(call, plain(name(kind, call.cbid)), driver, wait, thread(call.thread_id))
-    for wait in waited.values():  # whose call was not recorded
+    for wait in waited.values():  # waits whose call was not recorded
         what = _WAITS[wait.type]
         yield _span(Kind.SYNC, f"synchronize {what}", wait, {"sync": what, "context": wait.context_id})
 
 
 def overhead(seen: Overhead, thread: Thread) -> Span:
-    """Return the span of the profiler's or the driver's own work, on its thread if it was one's."""
+    """Return the span of the profiler's or the driver's own work, with its thread if it has one."""
     name = _OVERHEADS.get(seen.overhead_kind, f"overhead of kind {seen.overhead_kind}")
     return _span(Kind.OVERHEAD, name, seen, {}, thread(thread_of(seen)))
 
@@ -98,7 +98,7 @@ def _call(call: ApiCall, name: str, driver: str | None, wait: Wait | None, threa
 
 
 def _named_wait(name: str) -> str | None:
-    """Return what a call waits for, as its name says."""
+    """Return the subject of a call's wait according to its name, or None."""
     return next((word.lower() for word in ("Device", "Stream", "Event") if f"{word}Synchronize" in name), None)
 
 

@@ -1,8 +1,8 @@
-"""CUPTI serves one client in a process at a time: take it, or say who holds it.
+"""The claim to CUPTI, which serves one client in a process at a time: take it, or report its holder.
 
-A subscription is the claim. Kineto of torch 2.14 and older takes one at its first use, keeps it for good, and records
-nothing ever if it cannot have it; so it goes first, and records are then taken beside its idle subscription. Later
-ones take none.
+The claim is a subscription. Kineto of torch 2.14 and older subscribes at its first use and never unsubscribes, and
+without a subscription it never records. So it subscribes first, and records are then taken beside its idle
+subscription. Later versions of Kineto do not subscribe.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ _TOOLS = {
     "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN": "compute-sanitizer",
     "NVPROF_ID": "nvprof",
 }
-"""What tools leave in the environment of the program that they start."""
+"""Variables that tools set in the environment of the program that they start."""
 
 _CLIENTS = ("toolsinjection", "cuda-injection", "sanitizer", "libtau", "libpapi", "score-p", "hpctoolkit")
-"""Parts of the names of libraries, as they are mapped, of other programs that use CUPTI."""
+"""Parts of the names of mapped libraries that show other clients of CUPTI."""
 
 WHAT_TO_DO = "leave it away, or take device work from torch.profiler with --kernels kineto"
 
 _TAKEN = "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"
 
 _NO_NAME = ("", "for", "unknown", "for unknown", "(null)", "for (null)")
-"""What CUPTI may say of a client that gave no name, behind its own."""
+"""CUPTI's texts, after its prefix, for a client that gave no name."""
 
 _names_of_kineto: set[str | None] = {None}
-"""What CUPTI calls this process's Kineto when it holds a subscription; a client that gave no name may be it."""
+"""CUPTI's names of this process's Kineto as a subscriber; None because a client without a name may be Kineto."""
 
 
 def tool_around() -> str | None:
-    """Return the name of a tool that runs this process and needs CUPTI for itself, or None."""
+    """Return the name of a tool that runs this process and needs CUPTI exclusively, or None."""
     return next((name for variable, name in _TOOLS.items() if variable in os.environ), None)
 
 
 def setting_against() -> str | None:
-    """Return why a setting of Kineto's does not go with another client of CUPTI, and what to do, or None."""
+    """Return why a setting of Kineto excludes another client of CUPTI, and a remedy, or None."""
     if os.environ.get("TEARDOWN_CUPTI") == "1":
         return "TEARDOWN_CUPTI=1 has torch.profiler close CUPTI down after each use: unset it"
     if os.environ.get("KINETO_USE_DAEMON"):
@@ -54,20 +54,20 @@ def setting_against() -> str | None:
 
 
 class Claim:
-    """A subscription in xsp's name, or the knowledge that the only one is Kineto's and idle."""
+    """A subscription in xsp's name, or the knowledge that Kineto holds the only one and is idle."""
 
     def __init__(self, cupti: Any, hear: Callable[..., None] | None = None) -> None:
-        """Prepare a claim; `hear` is called with what the subscription is asked to tell."""
+        """Prepare a claim; `hear` is the callback of the subscription."""
         self._cupti = cupti
         self._hear = hear or _nothing
         self.subscriber: int | None = None
-        """Of this claim; None if CUPTI is used beside Kineto's."""
+        """Handle of the subscription; None if CUPTI is used beside Kineto's."""
 
         self._params: Any = None
         self._error: Exception | None = None
 
     def take(self) -> str | None:
-        """Take CUPTI, and return None, or who holds it and what to do."""
+        """Take CUPTI and return None, or return its holder and a remedy."""
         reason = self._subscribe()
         if reason is not None:
             may_be_kineto = self._is_held() and self._holder() in _names_of_kineto and _only_kineto_can_hold_it()
@@ -75,7 +75,7 @@ class Claim:
         self.release()
         if not kinetouse.use_once():
             return self._subscribe()
-        # nobody held it a moment ago, and all that happened since is Kineto's first use
+        # it was free a moment ago, and the only event since then is Kineto's first use
         reason = self._subscribe()
         if self._is_held():
             _names_of_kineto.add(self._holder())
@@ -83,7 +83,7 @@ class Claim:
         return reason
 
     def release(self) -> None:
-        """Give it back."""
+        """Release CUPTI."""
         if self.subscriber is not None:
             subscriber, self.subscriber = self.subscriber, None
             self._cupti.unsubscribe(subscriber)
@@ -106,7 +106,7 @@ class Claim:
         return None
 
     def _is_held(self) -> bool:
-        """Return whether the last attempt was refused because somebody else has subscribed."""
+        """Return whether the last attempt was refused because another client has subscribed."""
         taken = getattr(getattr(self._cupti, "Result", None), _TAKEN, None)
         return taken is not None and getattr(self._error, "status", None) == taken
 
@@ -116,7 +116,7 @@ class Claim:
         return f"CUPTI is held by {self._holder() or 'another client, which gives no name'}: {WHAT_TO_DO}"
 
     def _holder(self) -> str | None:
-        """Return the name in which the other client subscribed, if it gave one."""
+        """Return the name that the other client subscribed with, if it gave one."""
         try:
             name = getattr(self._params, "old_subscriber_name", None)
         except UnicodeDecodeError:  # nothing was written into the binding's buffer
@@ -125,7 +125,7 @@ class Claim:
 
 
 def _only_kineto_can_hold_it() -> bool:
-    """Return whether all that this process shows to use CUPTI is an idle Kineto; the trial has the last word."""
+    """Return whether an idle Kineto is the only visible client of CUPTI in this process; the trial decides finally."""
     if "torch" not in sys.modules or kinetouse.used_by_program() or _is_traced():
         return False
     try:
@@ -145,4 +145,4 @@ def _is_traced() -> bool:
 
 
 def _nothing(*args: object) -> None:
-    """Hear nothing: the subscription is the claim, callbacks per call are not asked for."""
+    """Ignore callbacks: the subscription is only a claim, and no callbacks per call are enabled."""

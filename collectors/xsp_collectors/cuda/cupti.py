@@ -1,7 +1,7 @@
 """Device work through CUPTI's activity records (cupti-python), on the host's clock.
 
-The hot half copies records into tuples, in a callback of CUPTI's (see `activities`). Everything else happens between
-steps: records are flushed after the step's end was read, named and turned into spans when nobody's clock runs.
+The hot part copies records into tuples, in a callback from CUPTI (see `activities`). Everything else happens between
+steps: records are flushed after the step's end was read, then named and turned into spans outside all timed regions.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class CuptiActivities(DeviceCollector):
         self._counts: Counter[str] = Counter()
         self._said: set[str] = set()
 
-    # --- what it needs --------------------------------------------------------------------------------
+    # --- requirements ---------------------------------------------------------------------------------
 
     def available(self) -> str | None:
-        """Return what is missing or in the way: the binding, a driver, a tool that needs CUPTI for itself."""
+        """Return what is missing or prevents recording: the binding, a driver, a tool that needs CUPTI exclusively."""
         reason = libcupti.reason_against(self._parts)
         if reason is not None:
             return reason
@@ -80,15 +80,15 @@ class CuptiActivities(DeviceCollector):
         return None
 
     def environment(self) -> Mapping[str, str]:
-        """Return what has the libraries name their calls, to be set before they are first used."""
+        """Return the variables that make libraries name their calls, to be set before their first use."""
         return self._injection.variables() if self.available() is None else {}
 
     def trial(self) -> str | None:
-        """Record one kernel, if CUDA is in use already; else the first step that uses it brings the trial."""
+        """Record one kernel if CUDA is in use already; else the trial follows in the first step that uses it."""
         return self._try() if _cuda_is_in_use() else None
 
     def details(self) -> Mapping[str, object]:
-        """Return versions, how far CUPTI's clock may be off the host's, and how calls of libraries are had."""
+        """Return versions, the error of CUPTI's clock against the host's, and the source of library calls."""
         found = self._parts
         return {
             "driver_cuda": libcupti.dotted(found.driver) if found.driver is not None else None,
@@ -101,7 +101,7 @@ class CuptiActivities(DeviceCollector):
     # --- a block --------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take CUPTI, and have the libraries name their calls if they were not used yet."""
+        """Take CUPTI, and make the libraries name their calls if they were not used yet."""
         self._process, self._is_open, self._refused = os.getpid(), True, False
         self._injection.install(too_late=_cuda_is_in_use())
         if (text := libcupti.mismatch(self._parts)) is not None:
@@ -110,7 +110,7 @@ class CuptiActivities(DeviceCollector):
             self._take()
 
     def close(self) -> None:
-        """Give CUPTI back and restore the environment; in a forked child do nothing."""
+        """Release CUPTI and restore the environment; do nothing in a forked child."""
         if os.getpid() != self._process:
             return
         self._is_open = False
@@ -128,7 +128,7 @@ class CuptiActivities(DeviceCollector):
             held.release()
 
     def start(self, rung: Level, describe: bool) -> None:
-        """Record what the rung reaches: calls of libraries, from the runtime's level on device work too."""
+        """Record the levels of the rung: calls of libraries, and device work from the runtime's level on."""
         if self._refused:
             return
         if self._recording is None:
@@ -143,22 +143,22 @@ class CuptiActivities(DeviceCollector):
         self._on = True
 
     def stop(self) -> None:
-        """Wait for all devices in use, whose work may outlast the step, and have CUPTI hand over its records."""
+        """Wait for all devices in use, whose work may outlast the step, and make CUPTI deliver its records."""
         if not self._on or self._recording is None or os.getpid() != self._process:
             return
         self._on = False
         self._stopping_thread, self._stopped_ns = threading.get_native_id(), time.time_ns()
         try:
             _wait_for_devices()
-        except Exception:  # the program's own error, which the program sees at its own next call
+        except Exception:  # the program's own error, which it gets at its next call
             self._counts["steps after which the device had failed, and device work may be missing"] += 1
         self._recording.end()
         self._window = range(self._window.start, time.time_ns() + cuptitrial.CLOCK_BOUND_NS)
 
-    # --- what was seen --------------------------------------------------------------------------------
+    # --- recorded spans -------------------------------------------------------------------------------
 
     def spans(self) -> list[Span]:
-        """Return what was recorded; the first time that CUDA is in use, try CUPTI for the steps to come."""
+        """Return the recorded spans; the first time that CUDA is in use, try CUPTI for the following steps."""
         rows = self._records.take()
         placed = graphs.place([*self._host(rows), *self._device(rows)], self._captures)
         self._counts[graphs.UNSEEN] += placed.unknown
@@ -168,7 +168,7 @@ class CuptiActivities(DeviceCollector):
         return [span if span.collector is not None else span._replace(collector=COLLECTOR) for span in placed.spans]
 
     def notes(self) -> Iterator[str]:
-        """Say what could not be seen, with how often."""
+        """Yield sentences on what could not be recorded, with counts."""
         for what, count in self._counts.items():
             if what not in ("kernels", "library calls") and count:
                 yield f"{count} {what}"
@@ -199,7 +199,7 @@ class CuptiActivities(DeviceCollector):
                 yield make(row)
 
     def _is_own(self, call: ApiCall) -> bool:
-        """Return whether it is xsp's own: made by the thread that ended the step, after its end."""
+        """Return whether the call is xsp's own: made by the thread that ended the step, after its end."""
         return call.start >= self._stopped_ns and self._threads(call.thread_id) == self._stopping_thread
 
     def _count_losses(self) -> None:
@@ -231,7 +231,7 @@ class CuptiActivities(DeviceCollector):
         return self._outcome.reason
 
     def _take(self) -> None:
-        """Take CUPTI after its trial, or give the role up."""
+        """Take CUPTI after its trial, or give up the role of device source."""
         reason = self._try() if self._outcome is None else self._outcome.reason
         if reason is None:
             held = claim.Claim(self._cupti, self._captures.hear)
@@ -245,13 +245,13 @@ class CuptiActivities(DeviceCollector):
 
 
 def _cuda_is_in_use() -> bool:
-    """Return whether this process has a CUDA context and may be asked to run a kernel; asking makes none."""
+    """Return whether this process has a CUDA context and can run a kernel now; the check creates no context."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
 
 
 def _wait_for_devices() -> None:
-    """Wait for the devices on which this process has a context; waiting for another one would make one."""
+    """Wait for the devices on which this process has a context; waiting for another one would create one."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return  # while a graph is captured nothing runs, and waiting would break the capture

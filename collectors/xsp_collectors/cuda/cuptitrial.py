@@ -1,4 +1,4 @@
-"""One kernel, recorded as a step's are: whether CUPTI works here, and how far its clock is off the host's."""
+"""A trial with one kernel, recorded as in a step: whether CUPTI works, and the error of its clock."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from xsp_collectors.cuda.hostclock import HostClock
 from xsp_collectors.cuda.recording import DEVICE_KINDS, Recording
 
 CLOCK_BOUND_NS = 100_000
-"""A clock that is further off the host's would put kernels into wrong operators."""
+"""Largest accepted error of CUPTI's clock: beyond it, kernels would be put into wrong operators."""
 
 
 class Outcome(NamedTuple):
-    """What a trial came to."""
+    """The outcome of a trial."""
 
     reason: str | None
     """Why device work cannot be recorded; None if it can."""
@@ -28,12 +28,12 @@ class Outcome(NamedTuple):
 
 
 def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) -> Outcome:
-    """Take CUPTI, record one kernel beside Kineto as a step does, give CUPTI back.
+    """Take CUPTI, record one kernel beside Kineto as a step does, and release CUPTI.
 
     Args:
         cupti: the binding.
-        clock: that records are to be stamped with.
-        work: launches at least one kernel and waits for it; a small one of torch's unless told otherwise.
+        clock: the clock for the records' times.
+        work: launches at least one kernel and waits for it; default: a small kernel of torch.
     """
     if kinetouse.enabled():
         return Outcome("torch.profiler is recording in this process: leave it away, or --kernels kineto")
@@ -50,10 +50,10 @@ def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) 
 
 
 def clock_error_ns(cupti: Any, readings: int = 9) -> int:
-    """Return by how much CUPTI's clock may be off the host's, in nanoseconds.
+    """Return the largest possible difference of CUPTI's clock from the host's, in nanoseconds.
 
-    It is read between two readings of the host's; of several such brackets the narrowest counts, and the error is
-    half of it, and what the reading lies outside of it.
+    CUPTI's clock is read between two readings of the host's. The narrowest of several such brackets counts: the error
+    is half its width, plus the distance by which the reading lies outside.
     """
     best: tuple[int, int] | None = None
     for _ in range(readings):
@@ -68,7 +68,7 @@ def clock_error_ns(cupti: Any, readings: int = 9) -> int:
 
 
 def _record(cupti: Any, clock: HostClock, work: Callable[[], object]) -> Outcome:
-    """Record work that launches a kernel, with Kineto on, and look at what came back."""
+    """Record work that launches a kernel, with Kineto on, and check the records."""
     records = Records()
     recording = Recording(cupti, records, clock)
     with kinetouse.host_only():
@@ -88,7 +88,7 @@ def _record(cupti: Any, clock: HostClock, work: Callable[[], object]) -> Outcome
 
 
 def _wrong_with(rows: list[tuple[Activity, Row]], before: int, after: int) -> str | None:
-    """Return what is wrong with the records of a kernel that ran between two times, or None."""
+    """Return the fault in the records of a kernel that ran between two times, or None."""
     kernels = [row for kind, row in rows if kind is Activity.CONCURRENT_KERNEL and isinstance(row, Kernel)]
     finished = [row for row in kernels if is_finished(row)]
     if not finished:

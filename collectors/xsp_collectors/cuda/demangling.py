@@ -1,4 +1,4 @@
-"""Names of kernels as their authors wrote them, through the C++ library that torch brings along."""
+"""Demangled names of kernels, from the C++ library that torch brings along."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @functools.lru_cache(maxsize=16384)
 def demangled(name: str) -> str:
-    """Return the C++ name of a symbol; names that are none (Triton's, C's) come back as they are."""
+    """Return the C++ name of a symbol; other names (Triton's, C's) are returned unchanged."""
     library = _library() if name.startswith("_Z") else None
     if library is None:
         return name
@@ -25,7 +25,7 @@ def demangled(name: str) -> str:
 
 @functools.cache
 def _library() -> Any:
-    """Return the C++ library, or None where there is none: names stay as they are then."""
+    """Return the C++ library, or None if there is none: names then stay unchanged."""
     try:
         library = ctypes.CDLL("libstdc++.so.6")
     except OSError:

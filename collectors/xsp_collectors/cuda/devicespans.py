@@ -24,16 +24,16 @@ _COPIES = {
     9: "HtoH",
     10: "PtoP",
 }
-"""CUPTI's numbers of what is copied where: host, device, array, peer."""
+"""CUPTI's numbers of the source and target of a copy: host, device, array, peer."""
 
 
 def is_finished(work: Kernel | Copy | Memset) -> bool:
-    """Return whether it had begun and ended when the records were flushed."""
+    """Return whether the work had begun and ended when the records were flushed."""
     return 0 < work.start <= work.end
 
 
 def kernel(work: Kernel) -> Span:
-    """Return the span of a kernel, with what it was launched with."""
+    """Return the span of a kernel, with its launch parameters."""
     name = demangled(work.name or "kernel without a name")
     attributes = _launched(
         library_by_name(name),
@@ -82,7 +82,7 @@ def _copied(size: int, direction: str | None, node: int | None, context: int) ->
 
 
 def _json(told: dict[str, Any], node: int | None, context: int) -> str:
-    """Return what is known as JSON, with the node of a CUDA graph that was replayed, if it was one."""
+    """Return the known attributes as JSON, with the node if the work belongs to a replayed CUDA graph."""
     told |= {"graph": True, "graph_node": node} if node else {}
     return json.dumps({key: value for key, value in (told | {"context": context}).items() if value is not None})
 

@@ -1,10 +1,9 @@
-"""Which layers the nodes of CUDA graphs come from, so that the kernels of a replay do not all belong to its launch.
+"""The layers of the nodes of CUDA graphs, so that the kernels of a replay do not all belong to its launch.
 
-A replay is one call of the driver, however many kernels it starts; but each kernel's record names its node. Nodes
-are made while a graph is captured, by the same Python code that otherwise launches kernels. CUPTI tells of each new
-node on the thread that makes it, in the middle of the call; so the modules that are being called then stand on
-Python's stack. When a graph is made executable its nodes are copied, which CUPTI tells too. Nothing of this costs
-anything while no graph is made.
+A replay is one call of the driver, however many kernels it starts; but each kernel's record names its node. Nodes are
+made while a graph is captured, by the same Python code that otherwise launches kernels. CUPTI reports each new node on
+the thread that makes it, during the call; so the running modules are then on Python's stack. When a graph is made
+executable, its nodes are copied, which CUPTI reports too. This costs nothing while no graph is made.
 
 Work that was captured on a thread without modules, such as the autograd engine's, keeps the layer of the replay.
 """
@@ -29,14 +28,14 @@ UNSEEN = (
 
 
 class Placed(NamedTuple):
-    """Spans of a step, and how much of its replayed work is of a capture that was not seen."""
+    """Spans of a step, and the amount of its replayed work whose capture was not seen."""
 
     spans: list[Span]
     unknown: int
 
 
 class Captures:
-    """The layers of the nodes that were made while this listened."""
+    """The layers of the nodes that were made since `listen`."""
 
     def __init__(self) -> None:
         self._cupti: Any = None
@@ -44,14 +43,14 @@ class Captures:
         self._paths: dict[int, Path] = {}
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
         self.unread = 0
-        """Nodes that could not be told; an exception must not go back into CUPTI."""
+        """Number of nodes that could not be identified; an exception must not propagate into CUPTI."""
 
     def listen(self, cupti: Any, subscriber: int | None) -> bool:
-        """Ask CUPTI to tell of nodes, and return whether it can.
+        """Make CUPTI report nodes, and return whether it can.
 
         Args:
             cupti: the binding.
-            subscriber: of a subscription whose callback is `hear`; None if there is none.
+            subscriber: handle of a subscription whose callback is `hear`; None if there is none.
         """
         numbers: Any = getattr(cupti, "CallbackIdResource", None)
         domains: Any = getattr(cupti, "CallbackDomain", None)
@@ -68,7 +67,7 @@ class Captures:
         return True
 
     def hear(self, userdata: Any, domain: Any, number: Any, data: Any) -> None:
-        """Take what CUPTI tells: a node was made, or copied. Called by CUPTI, within the call that made it."""
+        """Handle CUPTI's report that a node was made or copied. Called by CUPTI, within the call that made it."""
         try:
             if int(number) in (self._created, self._cloned):
                 self._learn(int(number), data)
@@ -76,7 +75,7 @@ class Captures:
             self.unread += 1
 
     def path_of(self, node: int) -> Path | None:
-        """Return the modules that were being called when a node was made, or None if that was not seen."""
+        """Return the modules that were running when a node was made; None if that was not seen."""
         return self._paths.get(node)
 
     def _learn(self, number: int, data: Any) -> None:
@@ -104,7 +103,7 @@ class Captures:
 
 
 def _modules_on(frame: FrameType | None) -> list[Any]:
-    """Return the modules that are being called on a stack, outermost first."""
+    """Return the modules that are running on a stack, outermost first."""
     torch: Any = sys.modules.get("torch")
     code = torch.nn.Module._call_impl.__code__ if torch is not None else None
     found = []
@@ -116,13 +115,13 @@ def _modules_on(frame: FrameType | None) -> list[Any]:
 
 
 def place(spans: Sequence[Span], captures: Captures) -> Placed:
-    """Put the work of replays under the layers in whose capture its nodes were made, and add those layers' calls.
+    """Make the work of replays children of the layers that captured its nodes, and add those layers' calls.
 
     The call of a layer in a replay lasts from the start of its first kernel to the end of its last, on the device.
 
     Args:
-        spans: of one step; work of a graph has its node in its attributes, as `graph_node`.
-        captures: what was seen of captures so far.
+        spans: spans of one step; work of a graph has its node in its attributes, as `graph_node`.
+        captures: the captures that were seen so far.
     """
     replays: dict[int | None, list[tuple[Span, int]]] = defaultdict(list)
     for span in spans:
@@ -145,7 +144,7 @@ def place(spans: Sequence[Span], captures: Captures) -> Placed:
 
 
 def _node(span: Span) -> int | None:
-    """Return the node of a graph that device work ran for."""
+    """Return the node of a graph to which device work belongs, or None."""
     if span.device is None or span.attributes is None or '"graph_node"' not in span.attributes:
         return None
     node = json.loads(span.attributes)["graph_node"]

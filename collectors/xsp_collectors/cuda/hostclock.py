@@ -1,9 +1,9 @@
-"""CUPTI's clock: the host's real time, also after Kineto had CUPTI stamp records with a clock of Kineto's own.
+"""CUPTI's clock: the host's real time, also after Kineto made CUPTI use Kineto's own clock.
 
-CUPTI takes times from a function that a client may register, which it calls for each record, and which cannot be
-unregistered. Kineto registers one that reads the processor's counter, each time that it is switched on. What is put
-in its place must be native code, or each call of the runtime would wait for Python. The C++ library that torch brings
-along has it: `std::chrono::system_clock::now()` takes nothing and returns nanoseconds since the epoch, in a register.
+CUPTI takes times from a function that a client can register; it is called for each record and cannot be unregistered.
+Kineto registers one that reads the processor's counter, each time it is switched on. The replacement must be native
+code, or each runtime call would wait for Python. The C++ library that torch brings along has such a function:
+`std::chrono::system_clock::now()` takes no argument and returns nanoseconds since the epoch, in a register.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _NOW = "_ZNSt6chrono3_V212system_clock3nowEv"
 
 
 class HostClock:
-    """Has CUPTI stamp records with the host's real time."""
+    """The host's real time as the clock of CUPTI's records."""
 
     def __init__(self, library: Path | None) -> None:
         """Prepare; `library` is the libcupti that this process uses."""
         self._library = library
 
     def install(self) -> bool:
-        """Put it in place, and return whether CUPTI took it. Nothing may be recorded meanwhile."""
+        """Register the clock, and return whether CUPTI accepted it. Nothing may be recorded meanwhile."""
         address, cupti = now_address(), self._loaded()
         if address is None or cupti is None:
             return False
@@ -39,7 +39,7 @@ class HostClock:
 
 @functools.cache
 def now_address() -> int | None:
-    """Return where the function lies that returns nanoseconds since the epoch; None where there is none."""
+    """Return the address of the function that returns nanoseconds since the epoch; None if there is none."""
     try:
         function = getattr(ctypes.CDLL("libstdc++.so.6"), _NOW)
     except (OSError, AttributeError):

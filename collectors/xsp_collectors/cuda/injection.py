@@ -1,4 +1,4 @@
-"""Having GPU libraries name their calls: libcupti, injected into NVTX before a library's first call."""
+"""Making GPU libraries name their calls: libcupti is injected into NVTX before a library's first call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xsp_collectors.cuda.libraries import INJECTION, SWITCHES
 
 
 class Injection:
-    """The variables that NVTX and the libraries read once."""
+    """The environment variables that NVTX and the libraries read once."""
 
     def __init__(self, library: Path | None) -> None:
         self._library = library
@@ -18,17 +18,17 @@ class Injection:
         self._too_late = False
 
     def variables(self) -> dict[str, str]:
-        """Return what is to be set, as far as the user has not set it; nothing beside another tool's injection."""
+        """Return the variables to set, except those that the user has set; none if another tool is injected."""
         if self._library is None or (INJECTION in os.environ and not self._is_set()):
             return {}
         wanted = {INJECTION: str(self._library), **SWITCHES}
         return {name: value for name, value in wanted.items() if name not in os.environ}
 
     def install(self, too_late: bool) -> None:
-        """Set them in this process.
+        """Set the variables in this process.
 
         Args:
-            too_late: the libraries may have been used already, and read nothing any more.
+            too_late: whether the libraries may have been used already, and no longer read variables.
         """
         self._too_late = too_late and not self._is_set()
         if too_late:
@@ -47,7 +47,7 @@ class Injection:
         self._before = {}
 
     def state(self) -> str:
-        """Return in few words whether libraries will name their calls."""
+        """Return a short text on whether libraries will name their calls."""
         if self._library is None:
             return "no libcupti"
         if self._is_set():
@@ -58,8 +58,8 @@ class Injection:
         """Yield why calls of libraries are missing, if they are.
 
         Args:
-            calls: of libraries that were recorded.
-            kernels: that were recorded.
+            calls: number of recorded library calls.
+            kernels: number of recorded kernels.
         """
         if calls or not kernels:
             return

@@ -1,7 +1,7 @@
-"""Which library a kernel is of, as far as its name alone tells: the last evidence, where no call names itself.
+"""The library of a kernel according to its name: the last evidence, if no library call was recorded.
 
 cuFFT marks no calls, and Triton, PyTorch and FlashAttention launch kernels without a library in between. Names that
-several libraries use (CUTLASS's, xmma's) tell nothing.
+several libraries use (CUTLASS's, xmma's) identify none.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ _RULES = tuple(
 
 @functools.lru_cache(maxsize=16384)
 def library_by_name(name: str) -> str | None:
-    """Return the library that a kernel's name tells, or None."""
+    """Return the library that a kernel's name identifies, or None."""
     return next((library for pattern, library in _RULES if pattern.search(name)), None)

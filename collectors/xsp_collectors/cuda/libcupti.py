@@ -1,6 +1,6 @@
-"""Where libcupti lies, which version it is, and whether driver and binding go with it.
+"""The place and version of libcupti, and whether driver and binding are compatible with it.
 
-Found without loading it and without importing `cupti`: what is asked here must not take CUPTI, nor touch a device.
+They are found without loading it and without importing `cupti`: the search must neither take CUPTI nor touch a device.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _PACKAGES = ("nvidia-cuda-cupti", "nvidia-cuda-cupti-cu13", "nvidia-cuda-cupti-c
 
 
 class Parts(NamedTuple):
-    """What CUPTI from Python is made of; a part is None where it is absent or does not tell its version."""
+    """The parts of CUPTI in Python; a part is None if it is absent or its version is unknown."""
 
     driver: Version | None
-    """The newest CUDA that the driver serves."""
+    """The newest CUDA version that the driver supports."""
 
     library: Path | None
     library_version: Version | None
     binding: Version | None
-    """Of cupti-python."""
+    """Version of cupti-python."""
 
 
 def parts() -> Parts:
-    """Return what this process would use, without loading any of it but the driver's own library."""
+    """Return the parts that this process would use, without loading any of them but the driver's library."""
     place = find()
     return Parts(driver_version(), place, _library_version(place), _package_version("cupti-python"))
 
 
 def reason_against(found: Parts) -> str | None:
-    """Return why these parts cannot work together and what to do, or None."""
+    """Return why these parts cannot work together and a remedy, or None."""
     if found.binding is None:
         return "cupti-python is not installed: pip install --no-deps cupti-python (docs/use/gpu.md says which version)"
     if found.driver is None:
@@ -71,7 +71,7 @@ def find() -> Path | None:
 
 
 def driver_version() -> Version | None:
-    """Return the newest CUDA that the driver serves; None without a driver. Asking initialises nothing."""
+    """Return the newest CUDA version that the driver supports; None without a driver. It initializes nothing."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -83,7 +83,7 @@ def driver_version() -> Version | None:
 
 
 def dotted(version: Version | None) -> str:
-    """Return a version as people write it."""
+    """Return a version with dots, or `unknown`."""
     return ".".join(map(str, version)) if version is not None else "unknown"
 
 
@@ -97,7 +97,7 @@ def _mapped() -> Path | None:
 
 
 def _installed() -> Path | None:
-    """Return the one in NVIDIA's wheels, which is what torch links against."""
+    """Return the library in NVIDIA's wheels, which torch links against."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(root).parent for root in (spec.submodule_search_locations or ())] if spec is not None else []
     for root in roots:
@@ -118,7 +118,7 @@ def _of_a_toolkit() -> Path | None:
 
 
 def _library_version(place: Path | None) -> Version | None:
-    """Return the version of NVIDIA's wheel if the library is in it, else what its file is called."""
+    """Return the version of NVIDIA's wheel if the library is in it, else the version in its file name."""
     if place is None:
         return None
     resolved = place.resolve()

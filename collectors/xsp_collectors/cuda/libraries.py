@@ -1,6 +1,6 @@
-"""Calls of GPU libraries, as the libraries themselves name them in NVTX ranges (LIBRARY).
+"""Calls of GPU libraries, from the NVTX ranges of the libraries themselves (LIBRARY).
 
-cuBLAS, cuDNN, NCCL and their like mark their calls with NVTX ranges in a domain of their own, and CUPTI records them
+Libraries such as cuBLAS, cuDNN and NCCL mark their calls with NVTX ranges in their own domains, and CUPTI records them
 if it was injected into NVTX before the library's first call. A range in any other domain is the program's own.
 """
 
@@ -18,13 +18,13 @@ from xsp_collectors.cuda.calls import Thread
 INJECTION = "NVTX_INJECTION64_PATH"
 
 SWITCHES = {"CUBLAS_NVTX_LEVEL": "1", "CUBLASLT_NVTX_LEVEL": "1", "CUDNN_NVTX_LEVEL": "1"}
-"""The libraries' own switches: how much they say of a call."""
+"""The libraries' own switches for the detail of their ranges."""
 
 LIBRARIES = {
     name.lower(): name
     for name in "cuBLAS cuBLASLt cuDNN cuSPARSE cuSOLVER cuSOLVERDn cuFFT NCCL NVSHMEM CUB Thrust CCCL".split()
 }
-"""Domains of libraries, by the domain's name in lower case."""
+"""Names of libraries, by the name of their domain in lower case."""
 
 _INSTANT, _START, _END = 1, 2, 4
 _NAME = re.compile(r"\s*([A-Za-z_][\w:.]*)\s*[(\[{,:]?\s*(.*?)[)\]}]?\s*$", re.DOTALL)
@@ -32,19 +32,19 @@ _PAIR = re.compile(r"([A-Za-z_]\w*)\s*[=:]\s*([^\s,;]+)")
 
 
 class Ranges:
-    """NVTX ranges out of their beginnings and ends, which may lie in different steps."""
+    """NVTX ranges, built from their begins and ends, which may lie in different steps."""
 
     def __init__(self) -> None:
         self._open: dict[int, Marker] = {}
         self.without_beginning = 0
-        """Ends of ranges that began before markers were recorded."""
+        """Number of ends of ranges that began before markers were recorded."""
 
         self.without_time = 0
-        """Beginnings, ends and points of which CUPTI could not tell when they were."""
+        """Number of markers without a time from CUPTI."""
 
     @property
     def unfinished(self) -> int:
-        """Ranges that have not ended yet."""
+        """Number of ranges that have not ended yet."""
         return len(self._open)
 
     def close(self, markers: Iterable[Marker], thread: Thread) -> list[Span]:
@@ -72,7 +72,7 @@ def library_of(domain: str | None) -> str | None:
 
 
 def told(message: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of a call and its parameters, out of a range's message.
+    """Return the name of a call and its parameters, parsed from a range's message.
 
     >>> told("cublasGemmEx(m=64, n=32)")
     ('cublasGemmEx', {'m': 64, 'n': 32})
@@ -94,7 +94,7 @@ def _span(start: Marker, end: Marker, thread: Thread) -> Span:
         "collector": COLLECTOR,
         "start_ns": start.timestamp,
         "dur_ns": end.timestamp - start.timestamp,
-        # one that ends on another thread may overlap anything
+        # no thread for a range that ends on another one: it may overlap other spans
         "thread": thread(own) if own is not None and own == thread_of(end) else None,
     }
     if library is None:

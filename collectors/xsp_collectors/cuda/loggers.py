@@ -1,8 +1,8 @@
-"""Calls of cuBLAS, cuBLASLt and cuDNN as their logs tell them, for where NVTX tells nothing.
+"""Calls of cuBLAS, cuBLASLt and cuDNN from their logs, for use where NVTX has no ranges.
 
-Each library calls a function of ours with the text of its log. That runs Python in each call, and tells when a call
-began and not how long it took: so it is on only where it is asked for by name, and its spans are points in time. A
-library whose log the user directed elsewhere, by its environment variable or a callback, is left alone.
+Each library calls a function of this module with the text of its log. That runs Python in each call, and gives the
+begin of a call but not its duration: so the collector is on only if it is requested by name, and its spans are points
+in time. A library is left alone if the user directed its log elsewhere by its environment variable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xsp.collector import Collector
 from xsp.schema import Kind, Level, Span
 
 Hear = Callable[[str, bytes], None]
-"""Takes a library and a text of its log."""
+"""A callback that takes the name of a library and a text of its log."""
 
 _CALLED = re.compile(r"function (?:[\w:<>*& ]+ )?(\w+)\(")
 _VALUE = re.compile(r"i!\s+(\w+): type=[^;]*; val=(.+)")
@@ -50,7 +50,7 @@ class LibraryLogs(Collector):
         self._lost = 0
 
     def available(self) -> str | None:
-        """Return why no library's log can be had."""
+        """Return why no library's log is available, or None."""
         found = [kind for kind in _LOGS if kind.loaded() is not None]
         if not found:
             return "neither cuBLAS nor cuBLASLt nor cuDNN is loaded in this process: import torch built for CUDA first"
@@ -59,27 +59,27 @@ class LibraryLogs(Collector):
         return None
 
     def open(self) -> None:
-        """Find the libraries that are loaded and whose logs nobody else reads."""
+        """Find the loaded libraries whose logs the environment does not direct elsewhere."""
         self._logs = [kind(self._hear) for kind in _LOGS if kind.loaded() is not None and not kind.is_users()]
 
     def close(self) -> None:
-        """Forget them: each step has put back what it changed."""
+        """Drop the libraries; each step has restored its changes."""
         self._logs = []
 
     def start(self, rung: Level, describe: bool) -> None:
-        """Have the libraries speak."""
+        """Switch the libraries' logs on."""
         for log in self._logs:
             log.begin()
         self._on = True
 
     def stop(self) -> None:
-        """Have them be silent."""
+        """Switch the libraries' logs off."""
         self._on = False  # switching the logs is logged, too
         for log in self._logs:
             log.end()
 
     def spans(self) -> Iterator[Span]:
-        """Return the calls that the texts tell of."""
+        """Return the calls in the texts."""
         texts, self._texts = self._texts, []
         for library, time_ns, thread, name, told in _calls(texts):
             attributes: dict[str, Any] = {"library": library, "evidence": "logger"}
@@ -96,7 +96,7 @@ class LibraryLogs(Collector):
             )
 
     def notes(self) -> Iterator[str]:
-        """Say how many texts were lost."""
+        """Yield a sentence on the number of lost texts."""
         if self._lost:
             yield f"{self._lost} texts of libraries' logs could not be taken"
             self._lost = 0
@@ -113,13 +113,13 @@ class LibraryLogs(Collector):
 
 
 def _calls(texts: list[_Text]) -> Iterator[tuple[str, int, int, str, dict[str, str]]]:
-    """Yield library, time, thread, name and parameters of each call; a parameter may stand in a text of its own."""
+    """Yield library, time, thread, name and parameters of each call; parameters may be in separate texts."""
     last: dict[tuple[str, int], tuple[str, int, int, str, dict[str, str]]] = {}
     order = []
     for library, time_ns, thread, text in texts:
         name = _CALLED.search(text)
         if name is not None:
-            # a text goes on about the call before it: cuBLASLt's and cuDNN's carry their values themselves
+            # a text without a name continues the call before it; cuBLASLt and cuDNN put values next to the name
             call = (library, time_ns, thread, name[1], _values(_PAIR.findall(text[name.end() :])))
             last[library, thread] = call
             order.append(call)
@@ -129,7 +129,7 @@ def _calls(texts: list[_Text]) -> Iterator[tuple[str, int, int, str, dict[str, s
 
 
 def _values(pairs: list[tuple[str, str]]) -> dict[str, str]:
-    """Return parameters without those that are addresses, which tell nothing outside of the process."""
+    """Return parameters without addresses, which have no meaning outside of the process."""
     return {name: value.strip() for name, value in pairs if not _ADDRESS.search(value)}
 
 
@@ -159,14 +159,14 @@ class _Log:
 
     @classmethod
     def is_users(cls) -> bool:
-        """Return whether the user directed it elsewhere."""
+        """Return whether the user directed the log elsewhere."""
         return any(variable in os.environ for variable in cls.variables)
 
     def begin(self) -> None:
-        """Have it speak to us."""
+        """Direct the log to the callback."""
 
     def end(self) -> None:
-        """Have it be silent, as it was."""
+        """Switch the log off, as it was before."""
 
 
 class _CublasLt(_Log):
@@ -182,7 +182,7 @@ class _CublasLt(_Log):
         self._callback = prototype(self._heard)
 
     def begin(self) -> None:
-        self._c.cublasLtLoggerOpenFile(b"/dev/null")  # it prints what it tells us, too
+        self._c.cublasLtLoggerOpenFile(b"/dev/null")  # it also prints what it passes to the callback
         self._c.cublasLtLoggerSetCallback(self._callback)
         self._c.cublasLtLoggerSetLevel(self._ALL_CALLS)
 

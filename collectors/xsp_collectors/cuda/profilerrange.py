@@ -1,8 +1,8 @@
-"""The step of a counter run: Nsight Compute replays its kernels, and learns from NVTX ranges which layers they are of.
+"""The step of a counter run, whose kernels Nsight Compute replays and assigns to layers by their NVTX ranges.
 
-Switched on by `xsp run --counters` alone, in the run that ncu watches. The step that describes is the one: it stands
-between `cudaProfilerStart` and `cudaProfilerStop`, and each call of a module is a range named after the module and the
-ordinal of its call, which `xsp.counters.joining` reads. Nothing here is timed and no span is recorded.
+It is used only by `xsp run --counters`, in the run under ncu. The range is the describing step: it lies between
+`cudaProfilerStart` and `cudaProfilerStop`, and each call of a module is a range named after the module and the ordinal
+of its call, which `xsp.counters.joining` reads. Nothing here is timed and no span is recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xsp.schema import Level
 
 
 class ProfilerRange(Collector):
-    """Marks one step, and the layers in it, for a profiler outside of the process."""
+    """Marks around one step, and the layers in it, for a profiler outside of the process."""
 
     name = "profilerrange"
     levels = (Level.KERNEL,)
@@ -32,23 +32,23 @@ class ProfilerRange(Collector):
         self._on = False
 
     def available(self) -> str | None:
-        """Return why there is nothing to replay."""
+        """Return why there is nothing to replay, or None."""
         return None if torch.cuda.is_available() else "there is no CUDA device that torch can use"
 
     def open(self) -> None:
-        """Put a wrapper around `Module.__call__`: a compiled program must not meet it first in the step that counts."""
+        """Wrap `Module.__call__` now, because a compiled program must not first meet the wrapper in the marked step."""
         self._original = nn.Module.__call__
         self._wrapper = _wrap(self._original, self._ranges)
         nn.Module.__call__ = self._wrapper  # type: ignore[method-assign]
 
     def close(self) -> None:
-        """Take the wrapper away, unless somebody wrapped it in turn; then it stays below theirs, switched off."""
+        """Remove the wrapper, unless it was wrapped in turn; then it stays inside, switched off."""
         self.stop()
         if nn.Module.__call__ is self._wrapper:
             nn.Module.__call__ = self._original  # type: ignore[method-assign]
 
     def start(self, rung: Level, describe: bool) -> None:
-        """Begin the range if this is the step that describes."""
+        """Begin the range if this is the describing step."""
         if describe:
             torch.cuda.synchronize()
             self._ranges.begin()
@@ -56,7 +56,7 @@ class ProfilerRange(Collector):
             self._on = True
 
     def settle(self) -> None:
-        """Wait for the step's kernels, which belong into the range."""
+        """Wait for the step's kernels, which belong to the range."""
         if self._on:
             torch.cuda.synchronize()
 
@@ -69,7 +69,7 @@ class ProfilerRange(Collector):
 
 
 class Ranges:
-    """NVTX ranges of the calls of modules, each in its thread."""
+    """NVTX ranges of the calls of modules, each on its thread."""
 
     def __init__(self) -> None:
         self.on = False
@@ -84,7 +84,7 @@ class Ranges:
         self.on = True
 
     def end(self) -> None:
-        """Mark no further call; those that are open are closed as they return."""
+        """Mark no further calls; open ranges are closed when their calls return."""
         self.on = False
 
     def push(self, module: nn.Module) -> None:
@@ -99,12 +99,12 @@ class Ranges:
         torch.cuda.nvtx.range_push(layer_range(ordinal, name))
 
     def pop(self) -> None:
-        """Close it."""
+        """Close the range of the innermost open call."""
         torch.cuda.nvtx.range_pop()
         self._threads.depth -= 1
 
     def _learn(self, root: nn.Module) -> None:
-        """Name the modules of an outermost one as the layers of the timed steps are named."""
+        """Name the modules inside an outermost one, as the layers of the timed steps are named."""
         if id(root) not in self._names:
             for name, module in root.named_modules():
                 self._names.setdefault(id(module), name or type(module).__name__)
@@ -116,7 +116,7 @@ def layer_range(ordinal: int, name: str) -> str:
 
 
 def _wrap(original: Callable[..., Any], ranges: Ranges) -> Callable[..., Any]:
-    # asked first, so that Dynamo, which traces through the wrapper, sees nothing else of it
+    # checked first, so that Dynamo, which traces through the wrapper, sees nothing else of it
     is_tracing = torch.compiler.is_dynamo_compiling
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

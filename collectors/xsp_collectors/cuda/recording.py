@@ -1,8 +1,8 @@
 """Switching CUPTI's records on and off, beside a Kineto that records the host.
 
-Kineto registers its own buffers and its own clock with CUPTI whenever it is switched on, also if it is asked for the
-host alone. So each step takes CUPTI over after Kineto was switched on: what Kineto asked of CUPTI is switched off, its
-buffers are handed back to it, and then ours are registered. It does the same to us the next time.
+Kineto registers its own buffers and clock with CUPTI whenever it is switched on, also if only the host is requested. So
+each step takes CUPTI over after Kineto was switched on: the kinds that Kineto enabled are disabled, its buffers are
+flushed back to it, and then xsp's are registered. Kineto does the same in turn when it is next switched on.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _NOISE = {
     "runtime": ("cudaGetDevice_v3020",),
     "driver": ("cuKernelGetAttribute", "cuDevicePrimaryCtxGetState", "cuCtxGetCurrent"),
 }
-"""Calls that only ask, several times for each operator; the same that Kineto leaves out, so that nothing is left
-switched off for it."""
+"""Calls that only query state, several times for each operator; Kineto leaves out the same ones, so that disabling them
+takes nothing from it."""
 
 
 class Recording:
@@ -49,22 +49,22 @@ class Recording:
         self._records = records
         self._kinds: Sequence[int] = ()
         self.threads_are_native = False
-        """Whether records name threads as the operating system does."""
+        """Whether records have the operating system's thread ids."""
 
         self.refused: list[str] = []
-        """Kinds that CUPTI would not record."""
+        """Kinds that CUPTI refused to record."""
 
     def begin(self, kinds: Sequence[Activity]) -> None:
-        """Take over and record these kinds; those that CUPTI refuses are remembered.
+        """Take CUPTI over and record these kinds; refused ones are remembered.
 
         Raises:
-            Exception: of the binding, if buffers cannot be registered, or none of the kinds can be recorded.
+            Exception: an error of the binding, if buffers cannot be registered, or none of the kinds can be recorded.
         """
         cupti = self._cupti
         for kind in _OF_KINETO:
             with contextlib.suppress(Exception):
                 cupti.activity_disable(int(kind))
-        with contextlib.suppress(Exception):  # the first time nobody has registered buffers
+        with contextlib.suppress(Exception):  # fails the first time, when no buffers are registered
             cupti.activity_flush_all(_FORCED)
         self._clock.install()
         cupti.activity_register_callbacks(self._records.request, self._records.complete)
@@ -73,36 +73,36 @@ class Recording:
         self._leave_out_noise()
 
     def end(self) -> None:
-        """Stop recording, and have everything that was recorded handed over.
+        """Stop recording, and make CUPTI deliver all records.
 
         Raises:
-            Exception: of the binding, if the buffers cannot be flushed; nothing is recorded then either.
+            Exception: an error of the binding, if the buffers cannot be flushed; recording has stopped then, too.
         """
         for kind in self._kinds:
-            with contextlib.suppress(Exception):  # of a device that is lost, for instance; the flush tells
+            with contextlib.suppress(Exception):  # for instance a lost device; the flush reports it
                 self._cupti.activity_disable(int(kind))
         self._kinds = ()
         self._cupti.activity_flush_all(0)
         self._cupti.activity_flush_all(_FORCED)
 
     def leave(self) -> None:
-        """Have records name threads as they did before; CUPTI keeps the host's clock, which is its own."""
+        """Restore the thread ids in records; the host's clock stays, because it is CUPTI's default."""
         if self.threads_are_native:
             self.threads_are_native = False
             with contextlib.suppress(Exception):
                 self._cupti.set_thread_id_type(int(self._cupti.ActivityThreadIdType.DEFAULT))
 
     def dropped(self) -> int | None:
-        """Return how many records CUPTI had no buffer for since the last call; None if it does not tell."""
+        """Return the number of records without a buffer since the last call; None if CUPTI does not report it."""
         count = ctypes.c_size_t()
         try:
             self._cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(count))
-        except Exception:  # a device that is lost
+        except Exception:  # a lost device
             return None
         return count.value
 
     def _enabled(self, kinds: Sequence[Activity]) -> list[Activity]:
-        """Switch kinds on, and return those that CUPTI took."""
+        """Enable kinds, and return those that CUPTI accepted."""
         taken: list[Activity] = []
         for kind in kinds:
             try:
