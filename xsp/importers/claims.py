@@ -17,7 +17,7 @@ def run_of(text: str, losses: Losses) -> Run | None:
 
     Args:
         text: JSON.
-        losses: counts what was left out.
+        losses: counts fields that were left out.
 
     Returns:
         The run, which has an `id`; None if the text does not describe a run.
