@@ -46,7 +46,7 @@ def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
     Args:
         con: holds `seen`.
         seen: the importer's description of the source; findings are noted in its losses.
-        identity: of the source; trace ids are made of it.
+        identity: text that identifies the source; trace ids are made from it.
     """
     whole = _steps(con, seen)
     figures.count(con)
@@ -83,8 +83,7 @@ def _steps(con: duckdb.DuckDBPyConnection, seen: Seen) -> int | None:
 def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> int:
     """Find parents and the values that follow from them: table `down`. Return the depth of the deepest span.
 
-    In a trace without steps, spans without a parent become children of the step that stands for the whole trace, except
-    device work without a launch, which stays an orphan.
+    In a trace without steps, orphans become children of the step for the whole trace, except unlaunched device work.
     """
     _name(con)
     con.execute(

@@ -48,7 +48,7 @@ def correlate(spans: Iterable[Span]) -> list[Span]:
     """Return the spans of one step with identities, parents, rules, keys and derived values.
 
     Args:
-        spans: of one step, from all collectors, in any order. The span of kind STEP is the root.
+        spans: all spans of one step, from all collectors, in any order. The span of kind STEP is the root.
 
     Returns:
         The spans, parents before children, siblings by start. Allocations are folded into the spans around
@@ -74,7 +74,7 @@ def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
     """Resolve ambiguous parents with a serialised run of the same program, which does one thing at a time.
 
     Args:
-        spans: of one step, correlated. Orphans with several candidates carry the candidates' keys.
+        spans: correlated spans of one step. Orphans with several candidates carry the candidates' keys.
         serialised: correlated spans of the serialised run.
 
     Returns:

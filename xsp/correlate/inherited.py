@@ -89,7 +89,7 @@ def inherit(spans: Spans, found: Parents, codes: Array, steps: Steps | None = No
         spans: sorted by `outer_first`.
         found: their parents, without cycles.
         codes: 64-bit hash of a span's identity, indexed by `Spans.what`; equal for spans that are alike.
-        steps: of the trace; None if all spans belong to one step.
+        steps: steps of the trace; None if all spans belong to one step.
     """
     deep = _Depths.of(found.parent)
     order = deep.order
@@ -137,11 +137,10 @@ def _ordinals(group: Array) -> Array:
 def _keys(spans: Spans, found: Parents, codes: Array, step: Array, deep: _Depths) -> Array:
     """Return the keys of spans: their places in the structure of their steps.
 
-    A key is made of the parent's key, the span's identity, and its number among the siblings with that identity. So it
-    is the same in every step with the same structure, whatever else was recorded around it. Spans that a sequence
-    number placed under a layer are numbered separately. The key of a user block builds on that of the user block around
-    it: it is the same span whether or not the module between them was recorded. Stored runs hold keys, so this
-    computation must not change.
+    A key is made of the parent's key, the span's identity, and its number among siblings of that identity. So it is the
+    same in every step with the same structure, whatever else was recorded. Spans that a sequence number placed under a
+    layer are numbered separately. The key of a user block builds on the key of the user block around it, so it does not
+    depend on a module recorded between them. Stored runs hold keys, so this computation must not change.
     """
     count, above = len(spans), found.parent
     if found.named_in is not None and found.named_in.max() >= 0:

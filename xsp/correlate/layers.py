@@ -12,7 +12,7 @@ def fill(con: duckdb.DuckDBPyConnection, name: str) -> None:
 
     Args:
         con: holds the table.
-        name: of a table with the columns of `xsp.schema.COLUMNS`, in which span ids are unique within a trace.
+        name: name of the table, with the columns of `xsp.schema.COLUMNS` and span ids that are unique within a trace.
     """
     weak = ", ".join(f"'{rule}'" for rule in WEAK)
     con.execute(

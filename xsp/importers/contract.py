@@ -1,4 +1,4 @@
-"""What an importer is: it recognises a source, reads it, and reports what it left out.
+"""The interface of importers: an importer recognises a source, reads it, and reports what it left out.
 
 An importer is a class whose constructor takes no arguments, named by an entry point in `xsp.importers`. It has exactly
 one of three methods, which decides its kind: a `TableImporter` fills a table, a `RowImporter` yields rows, and an
@@ -56,12 +56,12 @@ class Row(NamedTuple):
 
     span: Span
     run: str = ""
-    """Id of the run; empty if the source does not say."""
+    """Id of the run; empty if the source does not state it."""
 
 
 @dataclass
 class Losses:
-    """What was read and what was not: counts by reason, and notes."""
+    """Counts of spans that were read, and of those that were left out, by reason; and notes."""
 
     importer: str = ""
     spans: int = 0

@@ -14,7 +14,7 @@ LEFT_OUT = {
     "cuda_sync": "synchronisation as the device saw it; the calls that waited are kept",
     "trace": "the profiler's own window",
 }
-"""Categories of events that are not imported: what they are."""
+"""Categories of events that are not imported, with descriptions."""
 
 _PASSIVE = (
     f"{STEP} OR name LIKE 'Optimizer.%' OR name LIKE 'enumerate(DataLoader)%' OR name LIKE 'PyTorch Profiler%' "

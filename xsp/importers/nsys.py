@@ -42,7 +42,7 @@ OVERHEADS = {
     5: "Resource creation/destruction (Profiler)", 6: "Runtime module loading (CUDA)",
     7: "Lazy function loading (CUDA)", 8: "Command buffer full (CUDA)",
 }  # fmt: skip
-"""Nsys's names for kinds of overhead, for files without its table of them."""
+"""Nsys's names for kinds of overhead, for files without the table of these names."""
 
 IGNORED = ("ANALYSIS_", "ENUM_", "META_DATA_", "TARGET_INFO_", "NVTX_PAYLOAD_", "sqlite_")
 CALLCHAINS = {

@@ -2,8 +2,7 @@
 
 By its text, a range is the first of these that fits:
 
-- **a collective or a library call**, in a domain of NCCL, cuBLAS and similar libraries, or named `ncclAllReduce`,
-  `nccl:…`;
+- **a collective or a library call**, in a domain of NCCL, cuBLAS and the like, or named `ncclAllReduce`, `nccl:…`;
 - **an operator**, written by torch.autograd.profiler.emit_nvtx: `aten::mm, seq = 12, op_id = 3, sizes = [[2, 3]]`;
 - **a step**: `ProfilerStep#3`, `step 12`, `iter_3`, `batch 5`, or a `train_step` that occurs more than once. Only the
   outermost such ranges of a process count, on the one of their threads that calls CUDA most;

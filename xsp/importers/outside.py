@@ -88,9 +88,8 @@ def _parsed(source: str, text: bytes, place: int) -> Any:
 def after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | None, dict[str, Any]]:
     """Return the end of the array that begins at `start`, and the keys after it; None for an unclosed bare array.
 
-    The closing bracket is the first one after which the rest of the file is the rest of an object. It is searched in a
-    window at the end of the file, which grows until it contains a trace event before the bracket, because the keys
-    after the array may contain arrays too.
+    It is the first bracket after which the file is the rest of an object. It is searched in a window at the end of the
+    file, which grows until it contains a trace event before the bracket: keys after the array may contain arrays too.
     """
     size, window, left = len(text), 1 << 12, MOST_TRIED
     if bare:

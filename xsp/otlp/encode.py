@@ -64,7 +64,7 @@ def requests(
         max_spans: maximum number of spans of a request.
 
     Raises:
-        TraceError: an id is not hexadecimal, a time is missing or before 1970, `attributes` is no JSON object.
+        TraceError: an id is not hexadecimal, a time is missing or before 1970, `attributes` is not a JSON object.
     """
     spans = Ordered(con, source)
     templates = _Templates(spans)

@@ -110,7 +110,7 @@ def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
     """Return the plan for the spans of a trace.
 
     Args:
-        spans: of the trace, more than the budget.
+        spans: spans of the trace, more than the budget.
         budget: maximum number of spans of the overview.
         details_budget: maximum number of spans of a detail trace, including its root.
     """
@@ -159,7 +159,7 @@ def _lumped(spans: Spans, fold: Places, lumps: Places, room: int) -> tuple[Place
     """Keep the folds with the largest totals, and lump the others together if they do not all fit.
 
     Args:
-        spans: of the trace.
+        spans: spans of the trace.
         fold: fold of each span; NONE for kept spans.
         lumps: lump of each span, used if its fold does not fit.
         room: maximum number of folds and lumps.

@@ -71,7 +71,7 @@ def figures_of(
     """Return the figures of one span from the timed steps.
 
     Args:
-        span: of the template.
+        span: span of the template.
         inside: number of spans inside it, by the level of the rung that adds them.
         measured: statistics of its counterparts.
         rungs: outermost first.

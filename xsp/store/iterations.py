@@ -128,7 +128,7 @@ def disturbed_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
 def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     """Return the 95 % interval of the trimmed mean of bare steps, in the order in which they ran.
 
-    The subtracted time is an estimate, so the interval allows for anything from none to twice of it. Its lower end also
+    The subtracted time is an estimate, so the interval allows for zero to twice this time. Its lower end also
     allows for steps that had not settled (`unsettled`) and for evictions by xsp's work between steps (`evicted`).
 
     Returns:

@@ -207,11 +207,7 @@ def _end(row: Sequence[Any]) -> int:
 
 
 def _unpacked(rank: int, attributes: str) -> tuple[int, list[tuple[Any, ...]]]:
-    """Return the end of a loop and the rows in a span.
-
-    Raises:
-        ValueError, TypeError, LookupError, RecursionError: the attributes have another form.
-    """
+    """Return the end of a loop and the rows in a span; raise ValueError, TypeError or LookupError for other content."""
     said = json.loads(json.loads(attributes)[semconv.LOOP])
     lacking = [None] * len(said["step"])
     columns = [said.get(column.name, lacking) if column.name in _LATER else said[column.name] for column in _SENT]

@@ -401,7 +401,7 @@ def _with_description(span: Span, found: Mapping[str, Any], of_other_inputs: boo
     """Return a span of a timed step with its empty columns filled in from the describing step.
 
     Args:
-        span: of the template.
+        span: span of the template.
         found: the columns `DESCRIBED`.
         of_other_inputs: whether the described input shapes replace those of the span.
     """
