@@ -1,1 +1,1 @@
-"""Each span gets its parent, and what follows from it: step, layer, phase, key and grade."""
+"""Correlation: assign each span its parent, and the step, layer, phase, key and grade that follow from the parent."""

@@ -1,4 +1,4 @@
-"""Spans as columns: what `xsp.correlate` takes, and what it gives back."""
+"""Spans as columns: the input and the output of `xsp.correlate`."""
 
 from __future__ import annotations
 
@@ -13,74 +13,74 @@ from xsp.schema import Level, Rule
 Array = npt.NDArray[Any]
 
 NONE = np.iinfo(np.int64).min
-"""Stands for an id or a number that is not known."""
+"""Placeholder for an unknown id or number."""
 
 RULES: tuple[Rule | None, ...] = (
     None, Rule.CONTAINMENT, Rule.SEQUENCE, Rule.CORRELATION, Rule.GRAPH, Rule.EXTERNAL, Rule.EXPLICIT, Rule.SERIALISED,
     Rule.CAPTURE, Rule.PROVENANCE,
 )  # fmt: skip
-"""The evidence for a parent by its number in `Parents.rule`."""
+"""The evidence for a parent, indexed by the number in `Parents.rule`."""
 
 CONTAINED, FOLLOWED, LAUNCHED, REPLAYED, EXTERNAL, EXPLICIT = range(1, 7)
 
 PHASES = (None, "forward", "backward", "optimizer")
-"""Phases by their number in `Spans.phase`: 0 where it is that of the span above."""
+"""Phases, indexed by the number in `Spans.phase`; 0 means the phase of the parent span."""
 
 BACKWARD = 2
 
 
 @dataclass(slots=True)
 class Sequences:
-    """Which operator made which autograd node."""
+    """Sequence numbers, which link a backward operator to the forward operator that created its autograd node."""
 
     number: Array
-    """`NONE` where an operator has none."""
+    """Sequence number; `NONE` for operators without one."""
 
     backward: Array
-    """True of an operator that follows its number, and does not make it."""
+    """True for an operator that carries the number of its forward operator: a backward operator."""
 
     forward: Array
-    """Of such an operator: the `line` of its forward operator; -1 where the source does not tell."""
+    """For backward operators: the `line` of the forward operator; -1 if the source does not report it."""
 
 
 @dataclass(slots=True)
 class Launches:
-    """Which call launched which device work."""
+    """Links between device work and the calls that launched it."""
 
     seeks: Array
-    """True where the parent is that of the launch: device work."""
+    """True for spans that take the parent of their launch: device work."""
 
     may_launch: Array
     correlation: Array
-    """Joins the two; `NONE` where it has none."""
+    """Correlation id, shared by a launch and its device work; `NONE` if there is none."""
 
     graph: Array
-    """True of the launch of a graph, and of device work of a graph that is replayed."""
+    """True for the launch of a graph, and for device work of a replayed graph."""
 
     operator: Array | None = None
-    """The source's own id of an operator; of device work, that of the operator it is of. `NONE` elsewhere."""
+    """The source's own id of an operator; for device work, the id of the operator that issued it. `NONE` elsewhere."""
 
 
 @dataclass(slots=True)
 class Allocations:
-    """Memory that was taken."""
+    """Memory allocations."""
 
     is_one: Array
-    """Nothing is inside of an allocation, whatever the times say."""
+    """True for an allocation, which never has children, even if the times suggest them."""
 
     size: Array
-    """Bytes of one that counts; 0 elsewhere."""
+    """Bytes of each allocation that counts; 0 elsewhere."""
 
 
 @dataclass(slots=True)
 class Calls:
-    """Calls of a library in which operators run that the same collector saw: gloo's do, on threads of their own."""
+    """Library calls that may contain operators of the same collector, as gloo's calls do on their own threads."""
 
     runs: Array
-    """Of such a call the number of its collector, from 1; 0 elsewhere."""
+    """For such a call the number of its collector, from 1; 0 elsewhere."""
 
     collector: Array
-    """Of an operator the number of its collector; 0 elsewhere."""
+    """For an operator the number of its collector; 0 elsewhere."""
 
 
 @dataclass(slots=True)
@@ -88,61 +88,61 @@ class Named:
     """Parents that the caller or the collector named."""
 
     parent: Array
-    """Its `number`; -1 where none is named, -2 where it is not among the spans."""
+    """`number` of the parent; -1 if none is named, -2 if the named parent is not among the spans."""
 
     rule: Array
     is_user: Array
-    """True of a block that a user named."""
+    """True for a user block (kind USER)."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """What the parts of a step belong to, on whatever thread they are."""
+    """Step spans and backward passes, which may be parents of spans on other threads."""
 
     is_step: Array
     is_pass: Array
-    """True of a backward pass."""
+    """True for a backward pass."""
 
 
 @dataclass(slots=True)
 class Spans:
-    """Spans that are correlated together, a value of each column for each span; times in nanoseconds on one clock.
+    """Spans that are correlated together, one value per span in each column; times in nanoseconds on one clock.
 
-    Evidence that no span has is None.
+    A group of evidence is None if no span has it.
     """
 
     number: Array
-    """No two have the same. Decides between spans that are alike otherwise."""
+    """Unique number of the span; it breaks ties between spans that are otherwise equal."""
 
     start: Array
     end: Array
     level: Array
     deepest: Array
-    """Of the levels that may be around it."""
+    """Deepest level that a span containing this one may have."""
 
     process: Array
-    """`NONE` where the source does not tell."""
+    """`NONE` if the source does not report it."""
 
     line: Array
-    """Number of its thread, from 0; -1 for device work, and where the source does not tell the thread."""
+    """Number of the thread, from 0; -1 for device work, and if the source does not report the thread."""
 
     inside: Array
-    """Of spans with the same level and interval, which is further in: the one with the larger value."""
+    """Nesting order of spans with the same level and interval: the larger value is the inner span."""
 
     what: Array
-    """What it is (level, kind, name): its place in the codes that keys are made of."""
+    """Index of the span's identity (level, kind, name) in the codes that keys are made of."""
 
     phase: Array
-    """Its place in `PHASES`."""
+    """Index in `PHASES`."""
 
     counted: Array
-    """A bit for each sort of figure that is known of the span itself."""
+    """Bit mask of the sorts of figures that are known for the span itself."""
 
     launches: Launches | None = None
     sequences: Sequences | None = None
     allocations: Allocations | None = None
     anywhere: Array | None = None
-    """True where it ran on a thread that its source does not tell, to be looked for on all."""
+    """True if the source does not report the thread of the span, so that all threads are searched for its parent."""
 
     calls: Calls | None = None
     named: Named | None = None
@@ -169,28 +169,28 @@ def _taken(part: Any, order: Array) -> Any:
 
 @dataclass(slots=True)
 class Parents:
-    """Who is whose parent. All are places in the same order of spans."""
+    """The parent of each span. All values are indices into the same order of spans."""
 
     parent: Array
-    """-1 where there is none."""
+    """Index of the parent; -1 if there is none."""
 
     rule: Array
-    """Place in `RULES`."""
+    """Index in `RULES`."""
 
     enclosing: Array | None = None
-    """The innermost span around it on its thread, however deep in the stack; where there are allocations."""
+    """The innermost span around each span on its thread, at any level; only if there are allocations."""
 
     named_in: Array | None = None
-    """Of a user's block: the one that was open around it, which may be further out than the parent."""
+    """For a user block: the user block that was open around it, which may be further out than the parent."""
 
     candidates: dict[int, list[int]] | None = None
-    """Of spans on an unknown thread that may be in several others: these."""
+    """The candidate parents of each span on an unknown thread that has several."""
 
 
 def outer_first(spans: Spans, tolerance: int) -> Array:
-    """Return the order in which an outer span stands before those inside of it.
+    """Return the order in which an outer span comes before the spans inside it.
 
-    An operator's clock may put it just before the layer that it runs in, so it counts as that much later.
+    An operator's clock may date it just before the layer that it runs in, so operators are sorted `tolerance` later.
     """
     begin = begins(spans, tolerance)
     order = np.argsort(begin, kind="stable")
@@ -207,5 +207,5 @@ def outer_first(spans: Spans, tolerance: int) -> Array:
 
 
 def begins(spans: Spans, tolerance: int) -> Array:
-    """Return the times that spans are sorted by."""
+    """Return the start times that spans are sorted by."""
     return spans.start + np.where(spans.level >= Level.OP, tolerance, 0)

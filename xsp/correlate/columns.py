@@ -1,7 +1,7 @@
-"""Spans of a table get identities, parents, steps, layers and keys.
+"""Assign identities, parents, steps, layers and keys to the spans of a table.
 
-The columns that evidence is in leave the engine as arrays (`xsp.correlate.arrays`); what is found from them comes back
-as a table. All else is SQL.
+The columns that hold evidence leave the engine as arrays (`xsp.correlate.arrays`); the results come back as a table.
+Everything else is SQL.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from xsp.importers.contract import SEEN, Seen
 from xsp.schema import COLUMNS, DEEPEST, Grade, Kind, Level
 
 WINDOW = "window"
-"""Name of the step that a trace without steps is as a whole."""
+"""Name of the step that stands for the whole trace if the trace has no steps."""
 
 _NONE = f"({NONE})::BIGINT"
 _HOST = "(seen.device IS NULL AND seen.thread IS NOT NULL)"
 _FLOPS, _BYTES = 1, 2
-"""Bits of the sorts of figures."""
+"""Bits of the sorts of figures in `Spans.counted`."""
 
 
 def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
-    """Make the table `placed`, with the columns of `COLUMNS`, of the table `seen`.
+    """Make the view `placed`, with the columns of `COLUMNS`, from the table `seen`.
 
     Args:
         con: holds `seen`.
-        seen: what the importer says of it; what is found out is noted in its losses.
-        identity: of the source: what ids are made of.
+        seen: the importer's description of the source; findings are noted in its losses.
+        identity: text that identifies the source; trace ids are made from it.
     """
     whole = _steps(con, seen)
     figures.count(con)
@@ -57,7 +57,7 @@ def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
 
 
 def _steps(con: duckdb.DuckDBPyConnection, seen: Seen) -> int | None:
-    """Number the steps: table `steps`. Where there is none, the trace as a whole becomes one; return its number."""
+    """Number the steps in the table `steps`. Without steps the whole trace becomes one step; return its `number`."""
     whole = None
     if not con.execute(f"SELECT 1 FROM seen WHERE kind = '{Kind.STEP}' LIMIT 1").fetchall():
         seen.losses.note("it names no step: all of it counts as one")
@@ -81,9 +81,9 @@ def _steps(con: duckdb.DuckDBPyConnection, seen: Seen) -> int | None:
 
 
 def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> int:
-    """Find parents and what follows from them: table `down`. Return how deep the deepest span lies.
+    """Find parents and the values that follow from them: table `down`. Return the depth of the deepest span.
 
-    What has no parent hangs under the step that the trace is as a whole; device work without a launch stays alone.
+    In a trace without steps, orphans become children of the step for the whole trace, except unlaunched device work.
     """
     _name(con)
     con.execute(
@@ -122,7 +122,7 @@ def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None
 
 
 def _spans(columns: dict[str, Array]) -> Spans:
-    """Return what `_query` selected."""
+    """Return the columns that `_query` selected, as `Spans`."""
 
     def part(name: str) -> dict[str, Array]:
         return {each.partition(".")[2]: columns.pop(each) for each in [*columns] if each.startswith(f"{name}.")}
@@ -141,12 +141,12 @@ def _filled(values: Array) -> Array:
 
 
 def _numbers(spans: Spans, places: Array) -> Array:
-    """Return the numbers of spans in their source; -1 for none."""
+    """Return the numbers of the spans at some places; -1 for none."""
     return np.where(places >= 0, spans.number[places], -1)
 
 
 def _store(con: duckdb.DuckDBPyConnection, swept: dict[str, Array]) -> None:
-    """Make the table `down`; the file that an engine may keep its tables in would compress it, for two statements."""
+    """Make the table `down`; it is temporary, as a database file would compress it although only two queries use it."""
     rules = ", ".join("NULL" if rule is None else f"'{rule}'" for rule in RULES)
     phases = ", ".join("NULL" if phase is None else f"'{phase}'" for phase in PHASES)
     con.register("swept", swept)
@@ -164,7 +164,7 @@ def _store(con: duckdb.DuckDBPyConnection, swept: dict[str, Array]) -> None:
 
 
 def _name(con: duckdb.DuckDBPyConnection) -> None:
-    """Give a number to what spans are: table `codes` of level, kind, name, phase, code, and the place of the code."""
+    """Number the identities of spans: table `codes` with level, kind, name, phase, code, and the index of the code."""
     con.execute(
         f"""
         CREATE OR REPLACE TABLE codes AS
@@ -178,7 +178,7 @@ def _name(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _query(con: duckdb.DuckDBPyConnection, whole: int | None) -> str:
-    """Return the SQL of the columns of `Spans`; those that would hold nothing are left out."""
+    """Return the SQL that selects the columns of `Spans`; columns that would be empty are left out."""
     phase = " ".join(f"WHEN '{name}' THEN {code}" for code, name in enumerate(PHASES) if name)
     ((allocs, sequences, operators),) = con.execute(
         f"SELECT count(*) FILTER (kind = '{Kind.ALLOC}'), count(sequence_nr), count(operator) FROM seen"
@@ -228,9 +228,9 @@ def _query(con: duckdb.DuckDBPyConnection, whole: int | None) -> str:
 
 
 def _counted(con: duckdb.DuckDBPyConnection) -> tuple[str, str]:
-    """Return the SQL of which sorts of figures are known of a span, and of the bytes of an allocation.
+    """Return the SQL of the bit mask of figures that are known for a span, and the SQL of the bytes of an allocation.
 
-    Of a trace that tells the allocations of a device, those on the host do not count.
+    In a trace with allocations on devices, allocations on the host do not count.
     """
     ((on_device,),) = con.execute(
         f"SELECT coalesce(bool_or({_ON_DEVICE}), false) FROM seen WHERE kind = '{Kind.ALLOC}'"
@@ -247,9 +247,9 @@ _ON_DEVICE = "(coalesce(TRY_CAST(attributes ->> '$.device_type' AS INTEGER), 0) 
 
 
 def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
-    """Make the view `placed`, of the table `varying` and of what is the same for all spans.
+    """Make the view `placed` from the table `varying` and from the values that are the same for all spans.
 
-    Most traces leave a third of the columns empty; it saves time to write and to read only the others.
+    Most traces leave a third of the columns empty; writing and reading only the other columns saves time.
     """
     con.execute(
         "CREATE OR REPLACE TABLE traces AS SELECT step, "
@@ -295,7 +295,7 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
 
 
 def _same(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:
-    """Return the SQL of what is the same for all spans, by column."""
+    """Return the SQL of the values that are the same for all spans, by column."""
     names = [name for name in _MAY_BE_EMPTY if name not in ("alloc_bytes", *FIGURES)]
     (counts,) = con.execute(f"SELECT {', '.join(f'count({name})' for name in names)} FROM seen").fetchall()
     ((allocated, figures, deepest, status, statuses, collector, collectors),) = con.execute(
@@ -319,7 +319,7 @@ def _same(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:
 
 
 _IDS = {"span_id", "parent_id", "layer_id", "key"}
-"""Columns of which most values differ: to compress them takes a fifth of the time of writing all, and saves little."""
+"""Columns whose values mostly differ: compressing them takes a fifth of the total write time and saves little space."""
 
 _MAY_BE_EMPTY = [column.name for column in SEEN if column.name in {each.name for each in COLUMNS}]
 

@@ -1,9 +1,9 @@
-"""The innermost span around each one on its thread, for all spans at once.
+"""The innermost span around each span on its thread, found for all spans at once.
 
-On a thread, outer before inner, it is the last span before that ends late enough and is not too deep in the stack. All
-spans look back at once, by pointer jumping: where a candidate ends too early, so does all between it and what it has
-itself got to by then, and the search goes on from there. So the number of rounds grows with the logarithm of the number
-of siblings, and with how deep spans nest.
+With outer spans sorted before inner ones, it is the last earlier span on the thread that ends late enough and is not
+too deep in the stack. All spans search backwards at once, by pointer jumping: if a candidate ends too early, so do all
+spans between it and the position that its own search has reached, and the search continues from there. So the number of
+rounds grows with the logarithm of the number of siblings, and with the nesting depth.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from xsp.schema import Level
 _NEVER, _ALWAYS = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 MOST_LATE = 400
-"""Spans that end late enough for one inside and begin too late for it: so many are passed over, no more."""
+"""Maximum number of rounds in which a search skips spans that end late enough but begin too late to be around."""
 
 
 class _Query(NamedTuple):
-    """What a span needs of the one around it."""
+    """The conditions that each span sets for a span around it; times in nanoseconds."""
 
     end: Array
-    """Nanoseconds at which it must not be over yet."""
+    """Earliest end of the outer span."""
 
     start: Array
-    """At which it must have begun."""
+    """Latest start of the outer span."""
 
 
 class _Threads(NamedTuple):
-    """Spans that may be around others, thread by thread. Behind the last one stands a span around everything."""
+    """Spans that may be around others, thread by thread. The last entry is a sentinel that is around everything."""
 
     places: Array
-    """Among all spans."""
+    """Indices among all spans."""
 
     starts: Array
     ends: Array
     previous: Array
-    """The one before on the same thread; the last one where there is none."""
+    """Index of the previous span on the same thread; of the sentinel if there is none."""
 
     before: Array
-    """Of those before on the same thread the nearest that ends late enough to be around it."""
+    """Index of the nearest earlier span on the same thread that ends late enough to be around this one."""
 
 
 def contain(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
-    """Find the innermost span around each one on its thread.
+    """Find the innermost span around each span on its thread.
 
-    Spans without a thread are looked for on all; what several threads offer is ambiguous. There an operator counts for
-    more than what is above operators.
+    For spans without a thread all threads are searched; candidates on several threads are ambiguous. Among these
+    candidates, operators and deeper spans take precedence over spans above the operator level.
 
     Args:
         spans: sorted by `outer_first`.
-        tolerance: nanoseconds by which a span may stick out of the one around it.
+        tolerance: nanoseconds by which a span may extend beyond the span around it.
 
     Returns:
-        The place of each one's, -1 where there is none; and the candidates of those that have several, by place.
+        The index of the span around each span, -1 if there is none; and the candidates of ambiguous spans, by index.
     """
     around = np.full(len(spans), -1, np.int64)
     candidates: dict[int, list[int]] = {}
@@ -77,9 +77,9 @@ def contain(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
 
 
 def enclosing(spans: Spans, tolerance: int) -> Array:
-    """Return the place of the innermost span around each one on its thread, however deep in the stack, or -1.
+    """Return the index of the innermost span around each span on its thread, at any level, or -1.
 
-    It is asked about allocations, of which one inside of a module that an operator calls is inside of the operator too.
+    This serves allocations: one inside a module that an operator calls is inside the operator too.
     """
     found = np.full(len(spans), -1, np.int64)
     on_line, query = _asked(spans, tolerance)
@@ -90,7 +90,7 @@ def enclosing(spans: Spans, tolerance: int) -> Array:
 
 
 def _asked(spans: Spans, tolerance: int) -> tuple[Array, _Query]:
-    """Return the places of the spans on threads, thread by thread, and what each span asks of the one around it."""
+    """Return the indices of the spans on threads, thread by thread, and the conditions for a span around each one."""
     on_line = np.flatnonzero(spans.line >= 0)
     middle = (spans.start + spans.end) // 2
     return on_line[np.argsort(spans.line[on_line], kind="stable")], _Query(
@@ -138,7 +138,7 @@ def _threads(spans: Spans, places: Array, query: _Query) -> _Threads:
 
 
 def _last_before(spans: Spans, threads: _Threads, asking: Array) -> Array:
-    """Return where the search for each begins: at the last one before it on its thread, or nearer to the end of it."""
+    """Return where each search begins: at the last candidate before the span on its thread, or at one further out."""
     members = threads.places[:-1]
     count = len(members)
     place_of = np.full(len(spans), -1, np.int64)
@@ -157,7 +157,7 @@ def _last_before(spans: Spans, threads: _Threads, asking: Array) -> Array:
 
 
 def _search(threads: _Threads, first: Array, asking: Array, query: _Query) -> Array:
-    """Return for each span the place among the threads of the one around it, beginning at `first`."""
+    """Return for each span the index in `threads` of the span around it, searching from `first`."""
     found = first
     needed, start = query.end[asking], query.start[asking]
     late_rounds = 0
@@ -182,7 +182,7 @@ def _roam(
     around: Array,
     candidates: dict[int, list[int]],
 ) -> None:
-    """Look on all threads for what is around some spans."""
+    """Search all threads for the spans around those in `asking`."""
     members = threads.places[:-1]
     if not members.size:
         return

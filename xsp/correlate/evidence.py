@@ -1,7 +1,7 @@
-"""Spans of a recorded step get identities, parents, rules, keys and what follows from them.
+"""Assign identities, parents, rules, keys and derived values to the spans of a recorded step.
 
-`xsp.correlate.parents` says by which evidence. What finds no parent stays an orphan: `parent_id` is null, and where
-there were several candidates they stand in its attributes for a serialised re-run to decide (see `resolve`).
+`xsp.correlate.parents` describes the evidence. A span without a parent stays an orphan: its `parent_id` is null. If it
+has several candidates, its attributes list them, so that a serialised re-run can decide (see `resolve`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from xsp.correlate.inherited import inherit
 from xsp.schema import Grade, Kind, Level, Rule, Span
 
 TOLERANCE_NS = 500
-"""By how much a span may stick out of its parent: sources on different clocks are placed on the epoch with
+"""Nanoseconds by which a span may extend beyond its parent: sources on different clocks are placed on the epoch with
 an error of a few hundred nanoseconds, and a caller's own bookkeeping around a callee takes longer."""
 
 _FIELDS = {name: place for place, name in enumerate(Span._fields)}
@@ -45,10 +45,10 @@ _NUMBERS = {None if rule is None else str(rule): number for number, rule in enum
 
 
 def correlate(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans of one step with identities, parents, rules, keys and what follows from them.
+    """Return the spans of one step with identities, parents, rules, keys and derived values.
 
     Args:
-        spans: of one step, from all collectors, in any order. One of kind STEP is the root.
+        spans: all spans of one step, from all collectors, in any order. The span of kind STEP is the root.
 
     Returns:
         The spans, parents before children, siblings by start. Allocations are folded into the spans around
@@ -59,7 +59,7 @@ def correlate(spans: Iterable[Span]) -> list[Span]:
 
 
 def correlate_columns(columns: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Do what `correlate` does, for the columns of at least one span; return columns, none if no span is left."""
+    """Correlate at least one span as `correlate` does, by columns; return columns, an empty list if no span is left."""
     step = _Step(columns)
     order = outer_first(step.spans, TOLERANCE_NS)
     ordered = step.spans.take(order)
@@ -71,15 +71,15 @@ def _rows(columns: Sequence[Sequence[Any]]) -> list[Span]:
 
 
 def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
-    """Decide ambiguous parents by a run of the same program with one thing at a time.
+    """Resolve ambiguous parents with a serialised run of the same program, which does one thing at a time.
 
     Args:
-        spans: of one step, correlated. Orphans with several candidates carry the candidates' keys.
+        spans: correlated spans of one step. Orphans with several candidates carry the candidates' keys.
         serialised: correlated spans of the serialised run.
 
     Returns:
-        The spans; an orphan has a parent now if exactly one of its candidates had such a child in the
-        serialised run. The others stay as they were.
+        The spans. An orphan gets a parent if exactly one of its candidates had such a child in the serialised run;
+        other spans keep their parents.
     """
     serial = list(serialised)
     keys = {span.span_id: span.key for span in serial}
@@ -104,14 +104,14 @@ def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
 
 
 def _what(span: Span) -> tuple[str, str | None, str | None]:
-    """Return what a span is of, wherever it ran: name, type, and attributes but for its candidates."""
+    """Return the identity of a span, independent of where it ran: name, type, and attributes without candidates."""
     attributes = json.loads(span.attributes or "{}")
     attributes.pop("candidates", None)
     return span.name, span.type, json.dumps(attributes, sort_keys=True) if attributes else None
 
 
 class _Step:
-    """Columns of a step, and arrays of them."""
+    """The columns of a step, and arrays made from them."""
 
     def __init__(self, columns: Sequence[Sequence[Any]]) -> None:
         self._columns = columns
@@ -161,14 +161,14 @@ class _Step:
         return self._columns[_FIELDS[name]]
 
     def _integers(self, name: str) -> Array:
-        """Return a column; `NONE` where a value is not known."""
+        """Return a column as integers; `NONE` for unknown values."""
         values = self._of(name)
         if values[0] is None and values.count(None) == len(values):
             return np.full(len(values), NONE, np.int64)
         return np.array([NONE if each is None else each for each in values] if None in values else values, np.int64)
 
     def _whats(self, level: Array) -> tuple[Array, Array]:
-        """Return the place of what each span is among the codes, and the codes."""
+        """Return the index of each span's identity among the codes, and the codes."""
         known: dict[tuple[int, str, str, str | None], int] = {}
         op = int(Level.OP)
         columns = level.tolist(), self._of("kind"), self._of("name"), self._of("phase")
@@ -193,7 +193,7 @@ class _Step:
         return Sequences(np.where(unsaid, NONE, number), backward, np.array([lines.get(pair, -2) for pair in threads]))
 
     def _allocations(self) -> Allocations:
-        """Of a step that allocates on devices those on the host do not count: a sum of both would be of no memory."""
+        """Return the allocations; if any is on a device, host ones do not count: a sum of both has no meaning."""
         counts = self.is_alloc & (self.on_host ^ (self.is_alloc & ~self.on_host).any())
         return Allocations(self.is_alloc, np.where(counts, np.maximum(self._integers("alloc_bytes"), 0), 0))
 
@@ -216,8 +216,8 @@ class _Step:
         """Return the columns, parents first, with identities, keys, phases, layer numbers and operations counted once.
 
         Args:
-            order: places of the rows, as the spans stand.
-            spans: in that order.
+            order: row of each span, in the order of `spans`.
+            spans: sorted by `outer_first`.
             found: their parents.
         """
         got = inherit(spans, found, self._codes)
@@ -282,7 +282,7 @@ class _Step:
     def _attributes(
         self, placed: Array, found: Parents, keys: Sequence[str], kinds: Sequence[str], told: Sequence[str | None]
     ) -> Sequence[str | None]:
-        """Return the attributes with the keys of candidates, and in the step of whose memory `alloc_bytes` speaks."""
+        """Return the attributes; add the keys of candidates, and to the step the devices that `alloc_bytes` covers."""
         told = list(told)
         devices = sorted({int(each) for each in np.array(self._of("device"), object)[self.is_alloc & ~self.on_host]})
         for place, kind in enumerate(kinds if devices else ()):
@@ -306,11 +306,11 @@ def _text(value: str | None) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def _code(what: tuple[int, str, str, str | None]) -> int:
-    """Return 64 bits that say what a span is: its level, kind, name, and phase from operators on."""
+    """Return a 64-bit hash of a span's identity: level, kind, name and, from the operator level down, phase."""
     return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "little")
 
 
 def _identifiers(count: int) -> list[str]:
-    # not from `random`, whose state belongs to the program if this runs inside it
+    # not from `random`: if this runs inside the measured program, its state belongs to that program
     digits = os.urandom(8 * count).hex()
     return [digits[16 * place : 16 * place + 16] for place in range(count)]

@@ -1,4 +1,4 @@
-"""Operations and traffic of spans: from counters, else from shapes, and for which of nested ones they count."""
+"""Operations and memory traffic of spans, from counters or else from shapes, each counted for one of nested spans."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from xsp.cost.traffic import traffic
 from xsp.schema import Kind
 
 BATCH = 1 << 16
-"""Rows that are in Python at a time."""
+"""Maximum number of rows that are held in Python at a time."""
 
 
 def count(con: duckdb.DuckDBPyConnection) -> None:
-    """Count operations and traffic of operators from their shapes, once for all that are alike: table `priced`."""
+    """Make the table `priced`: operations and traffic of operators from their shapes, computed once per distinct op."""
     con.execute(f"CREATE OR REPLACE TEMP TABLE results AS {_RESULTS}")
     alike = "name, input_shapes, dtypes, scalars, result"
     rows = con.execute(
@@ -87,15 +87,15 @@ _RESULTS = rf"""
         AND around.start_ns <= inside.start_ns
     WHERE inside.end_ns <= around.end_ns
 """
-"""Shapes of what convolutions return, where they state no options but other operators tell: the output of a forward
-one has the shape of the gradient that comes to its backward node, which has its sequence number; the gradients of input
-and weight have the shapes of these in the operator around (before 2022 PyTorch's profiler wrote no options)."""
+"""Output shapes of convolutions that state no options, taken from other operators (before 2022 PyTorch's profiler wrote
+no options). The output of a forward convolution has the shape of the gradient that enters the backward node with the
+same sequence number; the gradients of input and weight have the shapes of input and weight in the operator around."""
 
 
 def _figures(
     name: str, shapes: str, dtypes: str | None, scalars: str | None, result: str | None
 ) -> tuple[int | None, ...]:
-    """Return operations, bytes read and bytes written of an operator; None for what its inputs do not tell."""
+    """Return operations, bytes read and bytes written of an operator; None for values that its inputs do not give."""
     try:
         given = [json.loads(text) if text else [] for text in (shapes, dtypes, scalars)]
     except (ValueError, RecursionError):
@@ -109,12 +109,12 @@ def _figures(
 
 
 def _held(value: int | None) -> int | None:
-    """Return a count if the table holds such numbers: shapes are what a file says they are."""
+    """Return a count if it fits the table's column, else None: shapes from a file may be arbitrarily large."""
     return value if value is not None and 0 <= value < 2**63 else None
 
 
 def choose(con: duckdb.DuckDBPyConnection) -> None:
-    """Decide for whom figures count: table `figures`. Of spans inside one another one alone has them."""
+    """Make the table `figures`, which assigns figures to spans; of nested spans the innermost one gets them."""
     con.execute(
         f"""
         CREATE OR REPLACE TABLE figures AS
@@ -135,14 +135,14 @@ def choose(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _from_shapes(sort: str, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the SQL of what is counted from shapes where the source has no counter, and of how it is known.
+    """Return the SQL of figures, from counters or else from shapes, and of the column that states their source.
 
-    It counts for the innermost operator that has it, and for one that launched kernels itself, whatever it called
-    besides.
+    A figure counts for the innermost operator that has it, and for an operator that launched kernels itself, whatever
+    other operators it called.
 
     Args:
         sort: flops or bytes.
-        columns: what is counted, by the columns of the table that they are for.
+        columns: the figures from shapes, by the columns of the table that they are for.
     """
     first, price = next(iter(columns.items()))
     counts = f"(NOT down.{sort} OR launching.number IS NOT NULL)"

@@ -1,6 +1,6 @@
-"""What spans have from one another: steps, layers, phases and keys from above, sums from inside.
+"""Values that spans derive from one another: steps, layers, phases and keys from ancestors, sums from descendants.
 
-Spans are put in the order of how deep they lie, so that all of one depth take what is above them at once.
+Spans are sorted by depth, so that all spans of one depth take the values of their parents at once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from xsp.correlate.parents import depths
 from xsp.schema import WEAK, Level
 
 MOST = 2**63 - 1
-"""Of bytes: the table holds no more."""
+"""Maximum number of bytes that the table can hold."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 over the golden ratio: an odd number whose product spreads what differs little."""
+"""2^64 divided by the golden ratio: an odd number; multiplying by it spreads values that differ little."""
 
 _WEAK = np.array([rule in WEAK for rule in RULES])
 
@@ -31,7 +31,7 @@ class Steps(NamedTuple):
     ends: Array
 
     def at(self, times: Array) -> Array:
-        """Return the number of the step in whose time something began; -1 if there is none."""
+        """Return for each time the number of the step that contains it; -1 if there is none."""
         if not len(self.starts):
             return np.full(len(times), -1, np.int64)
         step = np.searchsorted(self.starts, times, side="right") - 1
@@ -39,41 +39,41 @@ class Steps(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """What spans have from others, a value each; -1 stands for none."""
+    """Derived values, one per span; -1 means none."""
 
     order: Array
-    """Places of the spans, parents before children, siblings as they were sorted."""
+    """Indices of the spans, parents before children, siblings as they were sorted."""
 
     step: Array
     layer: Array
-    """Place of the innermost: itself, or above."""
+    """Index of the layer: the span itself, or the innermost layer above it."""
 
     layers: Array
-    """Above it, and itself."""
+    """Number of layers above the span, plus one if it is a layer itself."""
 
     layer_index: Array
-    """Of a layer: its place among those of its step."""
+    """For a layer: its position among the layers of its step."""
 
     phase: Array
     key: Array
-    """Place in the structure of the step, in 64 bits."""
+    """Place in the structure of the step, as a 64-bit hash."""
 
     is_weak: Array
-    """True where the evidence for its layer is: see `xsp.schema.WEAK`."""
+    """True if the evidence for the layer is weak: see `xsp.schema.WEAK`."""
 
     allocated: Array
-    """Bytes that were allocated inside; -1 where they are more than the table holds."""
+    """Bytes that were allocated inside the span; -1 if they exceed the maximum of the table."""
 
     counted: Array
-    """A bit for each sort of figure that is known of a span inside."""
+    """Bit mask of the sorts of figures that are known for a descendant."""
 
 
 class _Depths(NamedTuple):
-    """Spans in the order of how many are above them."""
+    """Spans sorted by depth."""
 
     order: Array
     edges: list[int]
-    """Where those of each depth begin in that order, and the end."""
+    """Where the spans of each depth begin in that order, and the end."""
 
     @classmethod
     def of(cls, parent: Array) -> _Depths:
@@ -83,13 +83,13 @@ class _Depths(NamedTuple):
 
 
 def inherit(spans: Spans, found: Parents, codes: Array, steps: Steps | None = None) -> Inherited:
-    """Return what spans have from those above them and inside of them.
+    """Return the values that spans derive from their ancestors and descendants.
 
     Args:
         spans: sorted by `outer_first`.
-        found: their parents, without a circle.
-        codes: by `Spans.what`: 64 bits that say what a span is; the same for all that are alike.
-        steps: of the trace; all is one step if None.
+        found: their parents, without cycles.
+        codes: 64-bit hash of a span's identity, indexed by `Spans.what`; equal for spans that are alike.
+        steps: steps of the trace; None if all spans belong to one step.
     """
     deep = _Depths.of(found.parent)
     order = deep.order
@@ -125,7 +125,7 @@ def _layer_index(is_layer: Array, step: Array) -> Array:
 
 
 def _ordinals(group: Array) -> Array:
-    """Return the place of each value among those that are equal to it, from 1."""
+    """Return the position of each value among the values equal to it, from 1."""
     order = np.argsort(group, kind="stable")
     ordered = group[order]
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))[: len(group)]
@@ -135,17 +135,17 @@ def _ordinals(group: Array) -> Array:
 
 
 def _keys(spans: Spans, found: Parents, codes: Array, step: Array, deep: _Depths) -> Array:
-    """Return the places of spans in the structure of their steps.
+    """Return the keys of spans: their places in the structure of their steps.
 
-    A key is made of the key above, of what a span is, and of its number among those of both. So it is the same in every
-    step that has the same structure, whatever else was recorded around it. What a sequence number brought under a layer
-    is numbered by itself. What a user named has the key of the block that he named around it above: it is the same span
-    whether or not the module around it was recorded. Stored runs hold keys, so how they are made must not change.
+    A key is made of the parent's key, the span's identity, and its number among siblings of that identity. So it is the
+    same in every step with the same structure, whatever else was recorded. Spans that a sequence number placed under a
+    layer are numbered separately. The key of a user block builds on the key of the user block around it, so it does not
+    depend on a module recorded between them. Stored runs hold keys, so this computation must not change.
     """
     count, above = len(spans), found.parent
     if found.named_in is not None and found.named_in.max() >= 0:
         above = np.where(found.named_in >= 0, found.named_in, above)
-        above = np.where(depths(above) >= count, -1, above)  # blocks that are named around each other
+        above = np.where(depths(above) >= count, -1, above)  # user blocks whose named parents form a cycle
         deep = _Depths.of(above)
     way = np.where(found.rule == FOLLOWED, FOLLOWED, np.where(above >= 0, CONTAINED, 0))
     order = deep.order
@@ -167,14 +167,14 @@ def _keys(spans: Spans, found: Parents, codes: Array, step: Array, deep: _Depths
 
 
 def _hashed(above: Array, code: Array, ordinal: Array) -> Array:
-    """Return the keys of device work: of the same three, by MD5."""
+    """Return the keys of device work: MD5 of the parent's key, the identity and the number."""
     texts = zip(above.tolist(), code.tolist(), ordinal.tolist(), strict=True)
     digests = b"".join(md5(b"%d/%d/%d" % three, usedforsecurity=False).digest()[8:] for three in texts)
     return np.frombuffer(digests, "<u8")
 
 
 def _sums(spans: Spans, found: Parents) -> tuple[Array, Array]:
-    """Return the bytes that were allocated in each span on its thread, and which figures are known inside of it."""
+    """Return the bytes allocated inside each span on its thread, and the bit mask of figures known for descendants."""
     allocated, counted = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
     if spans.allocations is not None and found.enclosing is not None:
         about = np.zeros(len(spans))

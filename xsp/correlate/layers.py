@@ -1,4 +1,4 @@
-"""The layer of each span, where whoever wrote the table did not say it: it follows from the parents."""
+"""The layer of each span in a table that does not state it, derived from the parents."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from xsp.schema import DEEPEST, WEAK, Grade, Level
 
 
 def fill(con: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Write `layer_id` and `grade` of all spans of a table; none is known of what nests too deeply or in a circle.
+    """Write `layer_id` and `grade` of all spans of a table; spans nested too deeply or in a cycle get no layer.
 
     Args:
         con: holds the table.
-        name: of a table with the columns of `xsp.schema.COLUMNS`, in which a span id stands once in a trace.
+        name: name of the table, with the columns of `xsp.schema.COLUMNS` and span ids that are unique within a trace.
     """
     weak = ", ".join(f"'{rule}'" for rule in WEAK)
     con.execute(

@@ -1,15 +1,15 @@
-"""Give each span its parent, by evidence, strongest first, and never by a guess.
+"""Assign each span its parent by evidence, strongest first, and never by a guess.
 
 1. **explicit**: the collector or the caller named the parent (steps, user spans, an incoming trace context);
-2. **correlation**: device work takes the parent of the runtime call that launched it, which is weaker evidence
-   (**graph**) where that call replays a graph: the layer that replays it is not the one that it came from; where
-   the graph's capture was seen, the collector names that layer (**capture**); where the launch left no trace, the
-   source may name the operator (**external**);
+2. **correlation**: device work takes the parent of the runtime call that launched it. The evidence is weaker
+   (**graph**) if that call replays a graph, because the layer that replays it is not the layer that the work came from.
+   If the capture of the graph was recorded, the collector names that layer (**capture**). If the launch was not
+   recorded, the source may name the operator (**external**);
 3. **sequence**: a backward op belongs to the layer of the forward op with its sequence number;
 4. **containment**: the innermost span around it on its thread that is no deeper in the stack than itself.
 
-A span that carries no thread (oneDNN does not tell it) is looked for on all threads, and gets a parent only
-if exactly one thread offers one. What finds none stays an orphan.
+For a span without a thread (oneDNN does not report it) all threads are searched; it gets a parent only if exactly one
+thread has a candidate. A span without a parent stays an orphan.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
 
     Args:
         spans: sorted by `outer_first`.
-        tolerance: nanoseconds by which a span may stick out of the one around it.
-        root: place of the span that all others on threads are inside of, if there is one: a trace as a whole.
+        tolerance: nanoseconds by which a span may extend beyond the span around it.
+        root: index of the span around all others on threads: the step that stands for a whole trace; -1 if none.
     """
     parent, candidates = contain(spans, tolerance)
     rule = np.where(parent >= 0, CONTAINED, 0).astype(np.int8)
@@ -69,7 +69,7 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
 
 
 def as_named(spans: Spans) -> Parents:
-    """Return the parents that are named, and no others."""
+    """Return only the parents that are named."""
     found = Parents(np.full(len(spans), -1), np.zeros(len(spans), np.int8))
     if spans.named is not None:
         _adopt_named(spans, spans.named, found)
@@ -78,7 +78,7 @@ def as_named(spans: Spans) -> Parents:
 
 
 def depths(parent: Array) -> Array:
-    """Return how many spans are above each one; those in a circle have a very large number."""
+    """Return the number of spans above each span; a very large number for spans in a cycle."""
     count = len(parent)
     jump = np.append(np.where(parent < 0, count, parent), count)
     depth = (jump < count).astype(np.int64)
@@ -91,7 +91,7 @@ def depths(parent: Array) -> Array:
 
 
 def _limit_depth(parent: Array) -> None:
-    """Hang what nests deeper than a program does on the last span that is followed."""
+    """Attach spans nested deeper than `DEEPEST`, which no program reaches, to their ancestor at that limit."""
     depth = depths(parent)
     if not len(depth) or depth.max() <= DEEPEST:
         return
@@ -105,11 +105,11 @@ def _limit_depth(parent: Array) -> None:
 
 
 def _follow_sequence_numbers(spans: Spans, told: Sequences, parent: Array, rule: Array) -> None:
-    """Hang the outermost frame of each backward op under the layer of its forward op.
+    """Attach the outermost frame of each backward op to the layer of its forward op.
 
-    Until a forward op makes its autograd node the counter stands still, so several ops carry the same
-    number; the last of them to begin before the backward op is the one that made it. A frame in a frame of another
-    number (a checkpoint's) follows its own.
+    The counter does not advance until a forward op creates its autograd node, so several ops carry the same
+    number; the last of them to begin before the backward op created the node. A frame inside a frame with another
+    number (of a checkpoint) follows its own number.
     """
     known = told.number != NONE
     frames = known & told.backward
@@ -137,7 +137,7 @@ def _follow_sequence_numbers(spans: Spans, told: Sequences, parent: Array, rule:
 
 
 def _first_above(first: Array, parent: Array, stops: Array) -> Array:
-    """Return for each place the nearest one at it or above where to stop; -1 where there is none."""
+    """Return for each index the nearest span in `stops`: the span itself or an ancestor; -1 if there is none."""
     found: Array = first.copy()
     active = np.flatnonzero((found >= 0) & ~stops[found])
     while active.size:
@@ -147,7 +147,7 @@ def _first_above(first: Array, parent: Array, stops: Array) -> Array:
 
 
 def _makers(spans: Spans, told: Sequences, makers: Array, followers: Array, parent: Array, frames: Array) -> Array:
-    """Return for each backward op the place of the forward op that made its node; -1 where none is known."""
+    """Return for each backward op the index of the forward op that created its node; -1 if none is known."""
     numbers = np.unique(told.number[makers])
     made_number = np.searchsorted(numbers, told.number[makers])
     number = _index(numbers, told.number[followers])
@@ -162,7 +162,7 @@ def _makers(spans: Spans, told: Sequences, makers: Array, followers: Array, pare
 
 
 def _index(ordered: Array, wanted: Array) -> Array:
-    """Return the place of each value among ordered ones; -1 where it is not there."""
+    """Return the index of each value in a sorted array; -1 if it is missing."""
     if not len(ordered):
         return np.full(len(wanted), -1, np.int64)
     place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
@@ -170,7 +170,7 @@ def _index(ordered: Array, wanted: Array) -> Array:
 
 
 def _last(groups: Array, places: Array, group: Array, asking: Array, count: int) -> Array:
-    """Return the last of the places that are of the group that is asked for and before the place that asks, else -1."""
+    """Return for each query the last place of its `group` before the place in `asking`; -1 if there is none."""
     if not len(places):
         return np.full(len(asking), -1, np.int64)
     ordered = np.sort(groups * count + places)
@@ -179,7 +179,7 @@ def _last(groups: Array, places: Array, group: Array, asking: Array, count: int)
 
 
 def _only_lines(spans: Spans, makers: Array, made_number: Array, followers: Array, number: Array) -> Array:
-    """Return the one thread of the process on which forward ops had had a backward op's number by then, else -1."""
+    """Return the thread of the forward ops that had a backward op's number before it; -1 if none or several did."""
     processes = np.unique(spans.process)
     groups = _group(processes, spans.process[makers], made_number)
     wanted = np.where(number >= 0, _group(processes, spans.process[followers], number), -1)
@@ -200,7 +200,7 @@ def _group(processes: Array, process: Array, number: Array) -> Array:
 def _follow_launches(spans: Spans, told: Launches, parent: Array, rule: Array) -> None:
     """Give device work the parent of its launch, else the operator that the source names.
 
-    Device work whose process is not told is of the launch whose id one process alone has used.
+    Device work without a known process is matched to a launch only if a single process has used the correlation id.
     """
     seeking = np.flatnonzero(told.seeks)
     on_host = parent.copy()
@@ -233,7 +233,7 @@ def _follow_launches(spans: Spans, told: Launches, parent: Array, rule: Array) -
 
 
 def _ask_operators(spans: Spans, operator: Array, seeking: Array, parent: Array, rule: Array) -> None:
-    """Give device work without a launch the operator that its source names, if it is one and began before."""
+    """Give device work without a launch the operator that its source names, if it is unique and began earlier."""
     named = np.flatnonzero((spans.level == Level.OP) & (operator != NONE))
     ids, first, uses = np.unique(operator[named], return_index=True, return_counts=True)
     place = _index(ids, operator[seeking])
@@ -248,7 +248,7 @@ def _ask_operators(spans: Spans, operator: Array, seeking: Array, parent: Array,
 
 
 def _adopt_named(spans: Spans, named: Named, found: Parents) -> None:
-    """Take the parents that were named; a module that was called in the block that a user named is the closer one."""
+    """Take the named parents, except where a module called inside the named user block is a closer parent."""
     parent, rule = found.parent, found.rule
     told = named.parent != -1
     place = np.full(int(spans.number.max(initial=0)) + 1, -1)
@@ -261,17 +261,17 @@ def _adopt_named(spans: Spans, named: Named, found: Parents) -> None:
     adopted = told & ~closer
     parent[adopted], rule[adopted] = above[adopted], named.rule[adopted]
     circle = depths(parent) >= len(parent)
-    if circle.any():  # whoever names the parents is wrong
+    if circle.any():  # the named parents are wrong
         circle &= told
         parent[circle], rule[circle] = -1, 0
 
 
 def _attach_to_step(spans: Spans, parts: Parts, found: Parents, tolerance: int) -> None:
-    """Give the parts of a step their step, and the autograd engine's own threads their backward pass.
+    """Attach the parts of a step to the step, and ops on the autograd engine's own threads to their backward pass.
 
-    Model spans of other threads were collected in this step and in no other, so the step is their parent for
-    certain. Deeper spans on a thread without a model span stay orphans, but for backward ops in the one
-    backward pass that runs at the time.
+    Model spans of other threads were collected in this step and in no other, so the step is certainly their
+    parent. Deeper spans on a thread without a model span stay orphans, except backward ops during which exactly one
+    backward pass runs.
     """
     parent, rule = found.parent, found.rule
     free = (parent < 0) & (rule == 0)

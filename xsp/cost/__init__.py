@@ -1,1 +1,1 @@
-"""Operations and bytes of an operator, from its name and its inputs."""
+"""Operations and memory traffic of an operator, from its name and its inputs."""

@@ -2,8 +2,8 @@
 
 Convention: a multiply-add is two operations; matrix products, convolutions and attention are counted,
 element-wise work, reductions and normalisation are not (as in fvcore and torch.utils.flop_counter). Dense
-work is counted whether or not masks make parts of it superfluous. A product of 8 or 4 bit numbers counts as one of
-any other: an operation is an operation.
+work is counted even if masks make parts of it superfluous. Operations on 8-bit and 4-bit numbers count like those on
+any other type.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def flops(
     dtypes: Sequence[str] = (),
     result: Shape | None = None,
 ) -> int | None:
-    """Return the operations that an operator does.
+    """Return the number of floating-point operations of an operator.
 
     Args:
         name: ATen's name, `aten::addmm`.
-        shapes: of its inputs in ATen's order, empty where an input is no tensor.
-        scalars: the inputs that are no tensors, in the same places, as Kineto writes them (`"[1, 1]"`).
-        dtypes: of its inputs as Kineto writes them, where they are known: two numbers of 4 bits are one element.
-        result: shape of what it returns, where other operators tell it: it stands in for the options of a convolution
-            that the source does not state.
+        shapes: shapes of its inputs in ATen's order, empty for inputs that are not tensors.
+        scalars: the inputs that are not tensors, at the same positions, as Kineto writes them (`"[1, 1]"`).
+        dtypes: types of its inputs as Kineto writes them, if known; 4-bit types pack two numbers into an element.
+        result: shape of the returned tensor, if it is known from other operators; it replaces the options of a
+            convolution that the trace does not contain.
 
     Returns:
-        None for an operator without a formula, or whose inputs are not those that the formula expects.
+        The number; None for an operator without a formula, or with other inputs than the formula expects.
     """
     short = name.removeprefix("aten::")
     formula = FORMULAS.get(short)
@@ -75,16 +75,16 @@ def _mv(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
 
 
 def _by_rows(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
-    """A product with a weight that lies row by row, (columns of the result, k), of one or many experts."""
+    """Count a product with a row-major weight, (columns of the result, k), of one or many experts."""
     left, right = shapes[first], shapes[first + 1]
     return 2 * prod(left) * right[-2]
 
 
 def _experts(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-    """A mixture of experts, from (tokens, weights in, weights out, the share of each chosen expert).
+    """Count a mixture of experts, from (tokens, input weights, output weights, weight of each chosen expert).
 
     Tokens are (tokens, width), weights (experts, columns, width) and (experts, width, hidden); with a gate the first
-    has twice as many columns as the second takes. Packed weights have fewer elements than the tokens' width tells.
+    weight has 2 * hidden columns. Packed weights have fewer elements than the width of the tokens requires.
     """
     (tokens, width), (experts, columns, held), (also, back, hidden) = shapes[:3]
     (rows, chosen) = shapes[3]
@@ -101,25 +101,25 @@ def _linear(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
 
 
 def _attention(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
-    """Query times key, then weights times value: (batch, heads, length, width) each."""
+    """Count query times key, then weights times value: (batch, heads, length, width) each."""
     query, key, value = shapes[first : first + 3]
     batch, heads, length, width = query
     return 2 * batch * heads * length * key[2] * (width + value[3])
 
 
 def _attention_by_length(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
-    """Attention whose inputs are (batch, length, heads, width) each."""
+    """Count attention whose inputs are (batch, length, heads, width) each."""
     query, key, value = ((b, h, n, w) for b, n, h, w in shapes[first : first + 3])
     return _attention([query, key, value], scalars)
 
 
 def _backward(attention: Callable[..., int]) -> Formula:
-    """Return five products where attention has two: weights again, and two gradients of each product."""
+    """Return the formula of the backward pass, five products for two: the weights, and two gradients per product."""
     return lambda shapes, scalars: 5 * attention(shapes, scalars, first=1) // 2
 
 
 def _grouped(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-    """A product for each group: of all the groups' rows, of all their columns, or of a batch."""
+    """Count a product per group; the groups divide the rows, the columns, or are a batch."""
     left, right = shapes[:2]
     if len(left) == len(right) == 3:
         return _bmm(shapes, scalars)
@@ -127,7 +127,7 @@ def _grouped(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
 
 
 def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Formula:
-    """Return the formula for an operator whose options stand at these places."""
+    """Return the formula of a convolution with its options at these positions."""
 
     def formula(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
         image, weight = shapes[0], shapes[1]
@@ -140,35 +140,35 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
 
 
 def _transposed(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-    """Each element of the image goes to all places of the kernel."""
+    """Count a transposed convolution: each element of the image is multiplied by the whole kernel."""
     return 2 * prod(shapes[0]) * prod(shapes[1][1:])
 
 
 def _of_image(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-    """The gradient of a convolution's input, from (its size, gradient, weight)."""
+    """Count the gradient of a convolution's input, from (its size, gradient, weight)."""
     return 2 * prod(shapes[1]) * prod(shapes[2][1:])
 
 
 def _of_weight(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-    """The gradient of a convolution's weight, from (its size, gradient, image)."""
+    """Count the gradient of a convolution's weight, from (its size, gradient, image)."""
     return 2 * prod(shapes[1]) * prod(per_dimension(scalars[0], 4)[1:])
 
 
 def _undilated(stride: int, padding: int) -> Formula:
-    """Return the formula for an operator (input, weight, kernel size, …) that knows no dilation."""
+    """Return the formula of a convolution (input, weight, kernel size, …) without a dilation option."""
     formula = _convolution(stride, padding, dilation=2)
     return lambda shapes, scalars: formula(shapes, [*scalars[:2], "1", *scalars[3:]])
 
 
 def _of_transposed_weight(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-    """The gradient of a transposed convolution's weight, from (its size, gradient, image)."""
+    """Count the gradient of a transposed convolution's weight, from (its size, gradient, image)."""
     return 2 * prod(shapes[2]) * prod(per_dimension(scalars[0], 4)[1:])
 
 
 def _both(image: int, gradient: int, weight: int, mask: int, transposed: bool = False) -> Formula:
-    """Return the formula of a convolution's backward pass whose inputs stand at these places.
+    """Return the formula of a convolution's backward pass with its inputs at these positions.
 
-    It is one forward pass for each gradient that is asked for, of input and of weight.
+    The cost is one forward pass for each requested gradient, of input and of weight.
     """
 
     def formula(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
@@ -182,7 +182,7 @@ def _both(image: int, gradient: int, weight: int, mask: int, transposed: bool = 
 
 
 def _convolution_backward(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-    """Return one forward pass for each gradient that is asked for, of input and of weight."""
+    """Count one forward pass for each requested gradient, of input and of weight."""
     gradient, image, weight = shapes[:3]
     forward = 2 * prod(image if is_true(scalars[7]) else gradient) * prod(weight[1:])
     wanted = json.loads(str(scalars[10]).lower()) if len(scalars) > 10 and scalars[10] else [True, True]
@@ -190,12 +190,12 @@ def _convolution_backward(shapes: Sequence[Shape], scalars: Sequence[Any]) -> in
 
 
 def _at(place: int, formula: Callable[..., int]) -> Formula:
-    """Return a formula for operators whose inputs stand further on."""
+    """Return a formula for operators whose relevant inputs begin at a later position."""
     return lambda shapes, scalars: formula(shapes, scalars, first=place)
 
 
 def _kinds(names: str, *libraries: str) -> list[str]:
-    """Return names with each of the libraries that have such an operator before them."""
+    """Return each name with each of the libraries as a prefix."""
     return [f"{library}_{name}" for name in names.split() for library in libraries]
 
 
@@ -210,11 +210,11 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("addmv", "addmv_"), _at(1, _mv)),
     **dict.fromkeys(("dot", "vdot"), lambda shapes, scalars: 2 * prod(shapes[0])),
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped),
-    # weights of 8 and 4 bits: (columns, k); those of 4 bits are packed in tiles of eight columns
+    # 8-bit and 4-bit weights: (columns, k); 4-bit weights are packed in tiles of eight columns
     "_weight_int8pack_mm": _by_rows,
     "_weight_int4pack_mm": lambda shapes, scalars: 2 * prod(shapes[0]) * shapes[1][0] * 8,
     "_weight_int4pack_mm_for_cpu": lambda shapes, scalars: 2 * prod(shapes[0]) * shapes[1][0],
-    # FBGEMM's products of 8 bit floats: (rows, k) and (columns, k), the latter for each expert where it is grouped
+    # FBGEMM's products of 8-bit floats: (rows, k) and (columns, k), the latter per expert in grouped products
     **dict.fromkeys(
         (
             *(f"fbgemm::f8f8bf16{kind}" for kind in ("", "_rowwise", "_tensorwise", "_blockwise", "_cublas")),
@@ -223,7 +223,7 @@ FORMULAS: dict[str, Formula] = {
         ),
         _by_rows,
     ),
-    # vLLM: the result stands first
+    # vLLM: the result is the first argument
     **dict.fromkeys(("_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm_azp"), _at(1, _mm)),
     "_C::cutlass_scaled_fp4_mm": lambda shapes, scalars: 2 * _by_rows(shapes, scalars, first=1),
     # mixtures of experts of vLLM, SGLang and AITER
@@ -253,7 +253,7 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys((*_kinds("convolution_transpose", "cudnn", "miopen"), "slow_conv_transpose2d"), _transposed),
     **dict.fromkeys(("thnn_conv2d", "thnn_conv2d_forward", "_slow_conv2d_forward"), _undilated(4, 5)),
     "slow_conv3d_forward": _undilated(4, 5),
-    # backward: one operator since 2021, before it one for each library
+    # backward: a single operator since 2021, before that one for each library
     "convolution_backward": _convolution_backward,
     "cudnn_convolution_backward": _both(0, 1, 2, mask=10),
     **dict.fromkeys(_kinds("convolution_backward depthwise_convolution_backward", "miopen"), _both(0, 1, 2, mask=9)),
@@ -289,18 +289,18 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward"), _attention_by_length),
     **dict.fromkeys(("flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward"), _backward(_attention_by_length)),
 }
-"""Operator → formula over its inputs; only operators that do the work themselves or stand right above it.
+"""Operator → formula over its inputs; only operators that do the work themselves or call such an operator directly.
 
-Where several nested operators have one, `xsp.correlate` keeps the innermost, so that a sum counts once.
+If several nested operators have a count, `xsp.correlate` keeps the innermost, so that sums count the work once.
 """
 
 
 _PACKABLE = frozenset(["_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"])
-"""Operators that take packed types; of their first input the last dimension is summed over."""
+"""Operators that accept packed types; they sum over the last dimension of their first input."""
 
 
 def _as_forward(shapes: Sequence[Shape], result: Shape) -> int:
-    """A convolution of which the result's shape is known, and not how it was asked for."""
+    """Count a convolution from the shape of its result, without its options."""
     image, weight = shapes[:2]
     if len(result) != len(image) or result[0] != image[0] or result[1] != weight[0] or image[1] % weight[1]:
         raise ValueError("not the result of this convolution")
@@ -315,12 +315,12 @@ BY_RESULT: dict[str, Callable[[Sequence[Shape], Shape], int]] = {
         lambda shapes, result: 2 * prod(shapes[1]) * prod(result[1:]),
     ),
 }
-"""Operator → formula over its inputs and the shape of its result, for sources that state no options."""
+"""Operator → formula over its inputs and the shape of its result, for traces without options."""
 
 PRODUCTS = (
     r"mm([^a-z]|$)|conv|attention|[_:]linear(_|$)|:_?(bi|tri)linear$|matmul|gemm|dot|[_:](add)?mv_?$|einsum|lstm|gru|"
     r"rnn|cdist|fft|kron|[_:](moe|experts?)(_|$)|[_:](multi_head|cholesky|lu|qr|geqrf|ormqr|svd|eigh?|inverse|inv|solve|"
     r"triangular|lstsq|matrix|det|slogdet|pinv|householder)(_|$)"
 )
-"""RE2 pattern of ATen's operators that may multiply matrices. All others of ATen's do none of the operations that are
-counted here, by the convention: theirs are known to be none."""
+"""RE2 pattern of ATen's operators that may multiply matrices. All other ATen operators do none of the operations that
+the convention counts: their number is known to be 0."""

@@ -1,7 +1,7 @@
-"""What a source says of an operator's inputs: shapes, types and options, as Kineto writes them.
+"""Inputs of an operator according to a trace: shapes, types and options, as Kineto writes them.
 
-`xsp.cost.flops` and `xsp.cost.traffic` compute from it. A trace can say anything: what is no shape of a tensor is None,
-and what does not go together raises ValueError.
+`xsp.cost.flops` and `xsp.cost.traffic` compute from them. A trace may contain anything: invalid shapes become None,
+and inputs that do not go together raise ValueError.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 Shape = Sequence[int]
 LIMIT = 1 << 63
-"""More than the table's integers hold; no operator does that much."""
+"""Exclusive maximum of the table's integers; no operator reaches it."""
 
 MOST_DIMENSIONS = 64
-"""Of a tensor, as PyTorch has it; the product of a million sizes would take minutes."""
+"""Maximum number of dimensions of a tensor, as in PyTorch; the product of a million sizes would take minutes."""
 
 NO_TENSOR = frozenset(
     ["", "Scalar", "ScalarList", "Int", "Bool", "Double", "Device", "Generator", "String", "GenericList"]
 )
-"""What Kineto writes as the type of an input that is no tensor."""
+"""Kineto's types of inputs that are not tensors."""
 
 SIZES: dict[str, int] = {
     **dict.fromkeys(("bool", "signed char", "unsigned char", "char", "c10::qint8", "c10::quint8"), 1),
@@ -35,51 +35,51 @@ SIZES: dict[str, int] = {
     "c10::complex<float>": 8,
     "c10::complex<double>": 16,
 }
-"""Bytes of an element, by the names that Kineto gives to types."""
+"""Bytes of an element, by Kineto's names of types."""
 
 PACKED = frozenset(["c10::Float4_e2m1fn_x2"])
-"""Types of which an element holds two numbers."""
+"""Types whose elements hold two numbers each."""
 
 NUMBERS = {0: "unsigned char", 1: "signed char", 3: "int", 5: "c10::Half", 6: "float", 7: "double", 15: "c10::BFloat16"}
-"""Types by the numbers that ATen gives them."""
+"""Types by ATen's numbers."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the source says of an operator's inputs, in ATen's order."""
+    """The inputs of an operator, in ATen's order."""
 
     shapes: Sequence[Any]
     dtypes: Sequence[str]
     scalars: Sequence[Any]
 
     def bytes(self, place: int) -> int:
-        """Return the bytes of the tensor at a place; 0 where there is none."""
+        """Return the bytes of the tensor at a position; 0 if there is none."""
         return prod(self.shapes[place]) * self.size(place) if self.holds(place) else 0
 
     def holds(self, place: int) -> bool:
-        """Return whether there is a tensor at a place."""
+        """Return whether there is a tensor at a position."""
         return place < len(self.shapes) and place < len(self.dtypes) and self.dtypes[place] not in NO_TENSOR
 
     def size(self, place: int) -> int:
-        """Return the bytes of an element of the tensor at a place."""
+        """Return the bytes of an element of the tensor at a position."""
         return SIZES[self.dtypes[place]]
 
     def all(self) -> int:
-        """Return the bytes of all tensors together."""
+        """Return the total bytes of all tensors."""
         return sum(self.bytes(place) for place in range(len(self.shapes)))
 
     def list(self, place: int) -> Any:
-        """Return a scalar input that is a list or a number.
+        """Return a non-tensor input that is a list or a number.
 
         Raises:
-            ValueError: the source does not tell it.
+            ValueError: the trace does not contain it.
         """
         value = self.scalars[place]
         return json.loads(value.lower()) if isinstance(value, str) else value
 
 
 def shapes_of(shapes: Sequence[Any]) -> list[Any]:
-    """Return shapes as they are; what is no shape of a tensor becomes None, on which no formula works."""
+    """Return the shapes, with None for every invalid shape, on which all formulas fail."""
     return [shape if _is_shape(shape) else None for shape in shapes]
 
 
@@ -92,10 +92,10 @@ def _is_shape(shape: Any) -> bool:
 
 
 def convolution_output(image: Shape, weight: Shape, stride: Any, padding: Any, dilation: Any) -> list[int]:
-    """Return the spatial sizes of a convolution's output; the options as Kineto writes them.
+    """Return the spatial sizes of a convolution's output; the options are in Kineto's form.
 
     Raises:
-        ValueError: the shapes are not those of a batched image and a kernel, or the source tells no options.
+        ValueError: the shapes are not those of a batched image and a kernel, or the options are unknown.
     """
     kernel, space = weight[2:], image[2:]
     if len(kernel) != len(space) or not kernel:
@@ -111,10 +111,10 @@ def convolution_output(image: Shape, weight: Shape, stride: Any, padding: Any, d
 
 
 def broadcast(*shapes: Shape) -> list[int]:
-    """Return the shape that shapes have together.
+    """Return the shape that results from broadcasting.
 
     Raises:
-        ValueError: they do not go together.
+        ValueError: the shapes cannot be broadcast.
     """
     rank = max(map(len, shapes))
     together = []
@@ -127,10 +127,10 @@ def broadcast(*shapes: Shape) -> list[int]:
 
 
 def per_dimension(value: Any, dimensions: int) -> list[int]:
-    """Return an option of a convolution or a pooling for each dimension; as Kineto writes it, one for all or a list.
+    """Return an option of a convolution or a pooling for each dimension; Kineto writes one value for all, or a list.
 
     Raises:
-        ValueError: it is for more dimensions than a tensor has.
+        ValueError: there are more values than a tensor can have dimensions.
     """
     read = json.loads(value) if isinstance(value, str) else value
     values = list(read) if isinstance(read, (list, tuple)) else [read]

@@ -1,12 +1,12 @@
-"""Bytes to and from memory, from shapes: one dictionary, one convention; the sibling of `xsp.cost.flops`.
+"""Memory traffic from shapes: one dictionary, one convention; the counterpart of `xsp.cost.flops`.
 
 Convention: **compulsory traffic**. Each input is read once and each output is written once, whatever the caches do
-and however often a kernel comes back to it; what an operator changes in place it reads and writes. It is the least
-that the operator can move, so an arithmetic intensity from it is the most that there can be. Left out as small: the
-statistics that normalisations and attention keep for the backward pass, and the indices of a pooling's window.
+and however often a kernel accesses it; a tensor that an operator changes in place is read and written. This is a lower
+bound of the traffic, so the arithmetic intensity computed from it is an upper bound. Omitted because they are small:
+the statistics that normalisations and attention keep for the backward pass, and the indices of pooling windows.
 
-Only operators that move the bytes themselves are here; what passes the work on (`aten::linear`, `aten::contiguous`,
-`aten::embedding`) is not.
+Only operators that move the bytes themselves have a formula; operators that call others to do the work
+(`aten::linear`, `aten::contiguous`, `aten::embedding`) have none.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def traffic(
 
     Args:
         name: ATen's name, `aten::addmm`.
-        shapes: of its inputs in ATen's order, empty where an input is no tensor.
-        dtypes: of its inputs as Kineto writes them: `float`, `c10::BFloat16`, `long int`; `Scalar` or empty
-            where an input is no tensor.
-        scalars: the inputs that are no tensors, in the same places, as Kineto writes them (`"[1, 1]"`).
-        result: shape of what it returns, where other operators tell it (see `xsp.cost.flops.flops`).
+        shapes: shapes of its inputs in ATen's order, empty for inputs that are not tensors.
+        dtypes: types of its inputs as Kineto writes them: `float`, `c10::BFloat16`, `long int`; `Scalar` or empty
+            for inputs that are not tensors.
+        scalars: the inputs that are not tensors, at the same positions, as Kineto writes them (`"[1, 1]"`).
+        result: shape of the returned tensor, if it is known from other operators (see `xsp.cost.flops.flops`).
 
     Returns:
-        None for an operator without a formula, or whose inputs are not those that the formula expects; so for
-        those that take lists of tensors (`aten::cat`, `aten::_foreach_add_`), whose types Kineto does not tell.
+        The bytes; None for an operator without a formula, or with other inputs than the formula expects. This includes
+        operators on lists of tensors (`aten::cat`, `aten::_foreach_add_`), whose types Kineto does not write.
     """
     short = name.removeprefix("aten::")
     formula = FORMULAS.get(short)
@@ -79,10 +79,10 @@ def _told(formula: Formula, inputs: Inputs) -> Traffic | None:
 
 
 def _elementwise(arity: int, size: int | None = None) -> Formula:
-    """Return the formula of an operator on this many tensors, which writes their common shape.
+    """Return the formula of an operator on `arity` tensors, which writes their common shape.
 
-    A result has the widest type of what has dimensions, unless `size` says what an element takes. One tensor more
-    than the operator's own is that which it is told to write to.
+    The result has the widest type of the tensors with dimensions, unless `size` gives the bytes of an element. A tensor
+    beyond `arity` is the output argument of the operator.
     """
 
     def formula(inputs: Inputs) -> Traffic:
@@ -96,24 +96,24 @@ def _elementwise(arity: int, size: int | None = None) -> Formula:
 
 
 def _like(*places: int) -> Formula:
-    """Return the formula of an operator that reads all tensors and writes as many bytes as these have."""
+    """Return the formula of an operator that reads all tensors and writes as many bytes as the tensors at `places`."""
     return lambda inputs: Traffic(inputs.all(), sum(inputs.bytes(place) for place in places))
 
 
 def _reads(*places: int, writes: Sequence[int]) -> Formula:
-    """Return the formula of an operator that reads these tensors and writes as many bytes as those have."""
+    """Return the formula of an operator that reads tensors at `places` and writes the bytes of those at `writes`."""
     return lambda inputs: Traffic(
         sum(inputs.bytes(place) for place in places), sum(inputs.bytes(place) for place in writes)
     )
 
 
 def _dropout(inputs: Inputs) -> Traffic:
-    """Write the values, and a mask of a byte each."""
+    """Write the values, and a mask of one byte per value."""
     return Traffic(inputs.bytes(0), inputs.bytes(0) + prod(inputs.shapes[0]))
 
 
 def _softmax(inputs: Inputs) -> Traffic:
-    """Write single precision where half is to become float."""
+    """Write single precision if half is to become float."""
     size = SIZES["float"] if is_true(inputs.scalars[2]) else inputs.size(0)
     return Traffic(inputs.bytes(0), prod(inputs.shapes[0]) * size)
 
@@ -122,15 +122,15 @@ def _reduction(dims: int, size: int | None = None, keep: int = 1) -> Formula:
     """Return the formula of a reduction.
 
     Args:
-        dims: place of the dimensions to reduce; all are where there are none.
-        size: bytes of an element of the result; those of the input unless told otherwise.
-        keep: how many results there are (a maximum comes with its place).
+        dims: position of the input with the dimensions to reduce; without it, all are reduced.
+        size: bytes of an element of the result; default: as in the input.
+        keep: number of results (a maximum is returned with its index).
     """
 
     def formula(inputs: Inputs) -> Traffic:
         shape = inputs.shapes[0]
         left = 1
-        if len(inputs.shapes) > dims + 1:  # else dimensions are not among them
+        if len(inputs.shapes) > dims + 1:  # else the operator has no dimensions argument
             gone = _dimensions(inputs, dims, len(shape))
             left = prod(length for place, length in enumerate(shape) if place not in gone)
         each = inputs.size(0) if size is None else size
@@ -140,7 +140,7 @@ def _reduction(dims: int, size: int | None = None, keep: int = 1) -> Formula:
 
 
 def _dimensions(inputs: Inputs, place: int, rank: int) -> set[int]:
-    """Return the dimensions that an input names; all of them where it names none."""
+    """Return the dimensions that an input names; all dimensions if it names none."""
     if inputs.holds(place):
         raise ValueError("another tensor")
     found = inputs.list(place) if inputs.scalars[place] != "" or inputs.dtypes[place] else []
@@ -149,7 +149,7 @@ def _dimensions(inputs: Inputs, place: int, rank: int) -> set[int]:
 
 
 def _matrix_product(first: int = 0) -> Formula:
-    """Return the formula of a product of the inputs at `first` and after it; one before them is added."""
+    """Return the formula of a product of the inputs at `first` and after it; an input before them is added."""
 
     def formula(inputs: Inputs) -> Traffic:
         left, right = inputs.shapes[first], inputs.shapes[first + 1]
@@ -165,14 +165,14 @@ def _linear(inputs: Inputs) -> Traffic:
 
 
 def _scaled_product(inputs: Inputs) -> Traffic:
-    """Write the type that is asked for, which Kineto states by its number."""
+    """Write the requested type, which Kineto states by its number."""
     (rows, _), (_, columns) = inputs.shapes[:2]
     asked = [NUMBERS[int(value)] for value in inputs.scalars[6:7] if str(value).isdigit()]
     return Traffic(inputs.all(), rows * columns * (SIZES[asked[0]] if asked else inputs.size(0)))
 
 
 def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Formula:
-    """Return the formula for an operator whose options stand at these places."""
+    """Return the formula of a convolution with its options at these positions."""
 
     def formula(inputs: Inputs) -> Traffic:
         image, weight = inputs.shapes[:2]
@@ -185,18 +185,18 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
 
 
 def _to(inputs: Inputs, result: Sequence[int]) -> Traffic:
-    """Read all, write a tensor of this shape and of the type of the first one."""
+    """Read all tensors, write a tensor of the shape `result` and of the type of the first tensor."""
     held = [place for place in range(len(inputs.shapes)) if inputs.holds(place)]
     return Traffic(inputs.all(), prod(result) * inputs.size(held[0]))
 
 
 def _gradient(inputs: Inputs) -> Traffic:
-    """Write a gradient whose size is the first input."""
+    """Read all tensors, write a gradient whose size is the first input."""
     return _to(inputs, inputs.list(0))
 
 
 def _convolution_backward(inputs: Inputs) -> Traffic:
-    """Read the gradient, and what each gradient that is asked for needs; write those."""
+    """Read the gradient and the tensors that each requested gradient needs; write the requested gradients."""
     wanted = inputs.list(10) if len(inputs.scalars) > 10 and inputs.scalars[10] else [True, True, False]
     to_image, to_weight = bool(wanted[0]), bool(wanted[1])
     read = inputs.bytes(0) + to_image * inputs.bytes(2) + to_weight * inputs.bytes(1)
@@ -204,7 +204,7 @@ def _convolution_backward(inputs: Inputs) -> Traffic:
 
 
 def _attention(inputs: Inputs) -> Traffic:
-    """Read query, key and value, write as many rows as there are queries; heads may stand before or after lengths."""
+    """Read query, key and value, write a row per query; the heads may be before or after the lengths in the shapes."""
     query, _, value = inputs.shapes[:3]
     if len(query) != 4 or len(value) != 4:
         raise ValueError("sequences of different lengths in one")
@@ -212,7 +212,7 @@ def _attention(inputs: Inputs) -> Traffic:
 
 
 def _selected(inputs: Inputs) -> Traffic:
-    """Read and write the slices that the indices name along one dimension."""
+    """Read and write the slices that the indices select along one dimension."""
     shape, along = inputs.shapes[0], int(inputs.list(1))
     moved = inputs.bytes(0) // shape[along] * prod(inputs.shapes[2])
     return Traffic(moved + inputs.bytes(2), moved)
@@ -225,7 +225,7 @@ def _picked(inputs: Inputs) -> Traffic:
 
 
 def _added_at(inputs: Inputs) -> Traffic:
-    """Read the source and the indices; read and write the places that they name."""
+    """Read the source and the indices; read and write the elements that the indices select."""
     moved = prod(inputs.shapes[3]) * inputs.size(0)
     return Traffic(inputs.bytes(2) + inputs.bytes(3) + moved, moved)
 
@@ -236,7 +236,7 @@ def _embedding_backward(inputs: Inputs) -> Traffic:
 
 
 def _pooled(inputs: Inputs) -> Traffic:
-    """Read all, write one element a window. Arguments: input, kernel size, stride, padding, and so on."""
+    """Read the input, write one element per window. Inputs: image, kernel size, stride, padding, and so on."""
     image = inputs.shapes[0]
     kernel = inputs.list(1)
     rank = len(kernel) if isinstance(kernel, list) else 2
@@ -251,19 +251,19 @@ def _pooled(inputs: Inputs) -> Traffic:
 
 
 def _resized(inputs: Inputs) -> Traffic:
-    """Read all, write the spatial size that is asked for."""
+    """Read the input, write the requested spatial size."""
     asked = per_dimension(inputs.scalars[1], 2)
     return Traffic(inputs.bytes(0), prod(inputs.shapes[0][: -len(asked)]) * prod(asked) * inputs.size(0))
 
 
 def _losses(inputs: Inputs) -> Traffic:
-    """Read two tensors, write a number unless each loss is to stay."""
+    """Read two tensors, write a single number unless the losses are not reduced."""
     stays = int(inputs.list(2)) == 0
     return Traffic(inputs.all(), inputs.bytes(0) if stays else inputs.size(0))
 
 
 def _likelihood(inputs: Inputs) -> Traffic:
-    """Read the likelihood of each target, write a number."""
+    """Read the targets and the likelihood of each one, write a single number."""
     moved = prod(inputs.shapes[1]) * inputs.size(0)
     return Traffic(moved + inputs.bytes(1), inputs.size(0))
 
@@ -373,4 +373,4 @@ FORMULAS: dict[str, Formula] = {
 BY_RESULT = frozenset(
     ["cudnn_convolution", "miopen_convolution", "miopen_depthwise_convolution", "mkldnn_convolution", *_GRADIENTS]
 )
-"""Operators of which the shape of the result tells what the source does not: what is written."""
+"""Operators for which the shape of the result replaces options that the trace does not contain."""

@@ -1,4 +1,4 @@
-"""Files for other viewers: a format is one file, found by name through the entry points `xsp.exporters`.
+"""Files for other viewers: one file per format, found by name through the entry points `xsp.exporters`.
 
-What an exporter is stands in `contract`.
+`xsp.exporters.contract` defines what an exporter is.
 """

@@ -29,10 +29,10 @@ from xsp.store.trace import Trace
 from xsp.version import __version__
 
 FORMAT = 1
-"""Of the key `xsp`."""
+"""Format number in the key `xsp`."""
 
 SLICE = 50_000
-"""Spans that are held in memory at a time."""
+"""Number of spans that are held in memory at a time."""
 
 _FETCH = 5_000
 _HIGHEST = 2**31 - 1
@@ -42,7 +42,7 @@ _SECOND = 1_000_000_000
 
 
 class Place(NamedTuple):
-    """The numbers by which viewers know a track."""
+    """The numbers that identify a track in viewers."""
 
     track: int
     pid: int
@@ -56,9 +56,9 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
     """Write the spans of all steps, or of some, with the flows from launches to device work, and samples as counters.
 
     Args:
-        trace: to write.
-        path: where to; compressed if it ends in `.gz`.
-        choice: which steps. Of spans of the merged step, `true_ns` stands in the arguments.
+        trace: the trace to write.
+        path: the file; compressed if it ends in `.gz`.
+        choice: the steps. Spans of the merged step have `true_ns` in their arguments.
 
     Raises:
         OutputError: the file cannot be written.
@@ -91,7 +91,7 @@ def _pour(rows: duckdb.DuckDBPyConnection, file: IO[str]) -> None:
 
 
 def _places(found: Sequence[Track]) -> list[Place]:
-    """Number processes and threads as they are numbered in truth, or, where two would be one, by a free number."""
+    """Return the process and thread numbers of tracks: the real numbers, or free numbers where these would collide."""
     ranks = {track.rank for track in found}
     pids: dict[tuple[Any, ...], int] = {}
     tids: set[tuple[int, int]] = set()
@@ -131,7 +131,7 @@ def _metadata(trace: Trace, found: Sequence[Track], places: Sequence[Place]) -> 
 
 
 def _model(track: Track, devices: Sequence[str]) -> str:
-    """Return the device's model in brackets, where it is known."""
+    """Return the device's model in brackets, if it is known."""
     return f" ({devices[track.device]})" if track.device is not None and 0 <= track.device < len(devices) else ""
 
 
@@ -153,7 +153,7 @@ def _base(con: duckdb.DuckDBPyConnection) -> int:
 
 
 def _head(trace: Trace, placed: Placed, base: int) -> str:
-    """Return the file up to its first event: of the run, only what Kineto says of one."""
+    """Return the file up to its first event; of the run, only the fields that Kineto has."""
     ranks = sorted({track.rank for track in placed.tracks})
     head: dict[str, Any] = {
         "schemaVersion": 1,
@@ -189,7 +189,7 @@ def _device(number: int, properties: Device) -> dict[str, Any]:
 
 
 def _slices(con: duckdb.DuckDBPyConnection, base: int) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the query of events with its parameters, for one stretch of time after the other."""
+    """Yield the query of events with its parameters, for consecutive time intervals."""
     [(spans,)] = con.execute("SELECT count(*) FROM placed").fetchall()
     parts = -(-spans // SLICE)
     shares = [part / parts for part in range(1, parts)]
@@ -200,7 +200,7 @@ def _slices(con: duckdb.DuckDBPyConnection, base: int) -> Iterator[tuple[str, li
 
 
 # --- counters ----------------------------------------------------------------------------------------------------
-# Samples as counters of a Chrome JSON file: a track for each figure, under the process or device that it is of.
+# Samples as counters of a Chrome JSON file: a track for each figure, under its process or device.
 
 
 _OWNERS = (Column("rank", "INTEGER", ""), Column("device", "INTEGER", ""), Column("pid", "BIGINT", ""))
@@ -225,17 +225,17 @@ COUNTERS = f"""
         || ',"args":{{' || to_json(unit) || ':' || value || '}}}}'
     FROM shown WHERE pid IS NOT NULL ORDER BY at_ns, name
 """
-"""A line for each reading while the spans that were placed ran; whether clocks were held down is 1 or 0. Parameter: the
-time that the file counts from."""
+"""A line for each sample taken while the placed spans ran; 1 or 0 for whether clocks were held down. Parameter: the
+base time of the file."""
 
 
 def make_owners(con: duckdb.DuckDBPyConnection, tracks: Sequence[Track], pids: Sequence[int]) -> None:
-    """Make the table `owners`: the number under which viewers know a rank's process, and each of its devices.
+    """Make the table `owners`: the process number in viewers of a rank's process, and of each of its devices.
 
     Args:
         con: holds `samples` and `placed`.
-        tracks: all.
-        pids: of each track.
+        tracks: all tracks.
+        pids: process number of each track.
     """
     owners: dict[tuple[int, int | None], int] = {}
     for track, pid in zip(tracks, pids, strict=True):

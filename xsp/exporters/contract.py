@@ -1,6 +1,6 @@
-"""What an exporter is: a function of a trace, a path and a choice that writes a file and reports what it wrote.
+"""The interface of exporters: an exporter is a function of a trace, a path and a choice that writes a file.
 
-An entry point in `xsp.exporters` names it, and `xsp export --format NAME` calls it. The file appears in one piece
+An entry point in `xsp.exporters` names it, and `xsp export --format NAME` calls it. The file appears atomically
 (`whole`), memory does not grow with the trace, and differences between the file and the recording are counted.
 """
 
@@ -26,7 +26,7 @@ _FAST = 3
 
 
 class Weight(str, enum.Enum):
-    """The time that the width of a frame in a flame graph stands for."""
+    """The time that determines the width of a frame in a flame graph."""
 
     HOST = "host"  # time of the host's threads
     DEVICE = "device"  # time of the devices' kernels and copies
@@ -44,7 +44,7 @@ class Choice:
 
     weight: Weight = Weight.HOST
     rows: str = "spans"
-    """The table, of formats that write one: `spans`, `merged`, or another name in the trace's engine."""
+    """The table to write, for formats that write one: `spans`, `merged`, or another table of the trace's engine."""
 
 
 @dataclass
@@ -64,21 +64,21 @@ class Exporter(Protocol):
     """A function that writes a file."""
 
     def __call__(self, trace: Trace, path: Path, choice: Choice) -> Written:
-        """Write.
+        """Write the chosen part of a trace to a file.
 
         Raises:
             OutputError: the file cannot be written.
-            UsageError: the choice makes no sense for this trace.
+            UsageError: the choice is invalid for this trace.
         """
         ...
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[IO[str]]:
-    """Open a file beside its place, which is renamed into place when all is written; `.gz` is compressed.
+    """Open a temporary file that is renamed to `path` when it is complete; `.gz` is compressed.
 
     Raises:
-        OutputError: it cannot be written; what was there before is still there.
+        OutputError: the file cannot be written; an existing file is unchanged.
     """
     try:
         with atomic.written(path) as beside, open(beside, "wb") as file, _text(file, path) as text:
@@ -101,10 +101,10 @@ def _text(file: IO[bytes], path: Path) -> Iterator[IO[str]]:
 
 
 def check_steps(trace: Trace, steps: tuple[int, ...] | None) -> None:
-    """Refuse steps that the trace does not hold.
+    """Check that the trace contains all chosen steps.
 
     Raises:
-        UsageError: one of them is not there.
+        UsageError: a step is missing.
     """
     if steps is None:
         return
@@ -115,5 +115,5 @@ def check_steps(trace: Trace, steps: tuple[int, ...] | None) -> None:
 
 
 def listed(steps: Collection[int]) -> str:
-    """Return the numbers of steps for people, the first ones of many."""
+    """Return the numbers of steps as text for a message, at most the first 20."""
     return ", ".join(map(str, sorted(steps)[:20])) + (", …" if len(steps) > 20 else "") or "none"

@@ -1,9 +1,9 @@
 """Folded stacks: the text format from which speedscope and other tools draw flame graphs.
 
 A stack is a span with its ancestors: model, layers, operators, kernel. Its weight is the self time of the span in
-nanoseconds. On the host, self time excludes what ran meanwhile on the same thread, whatever its parent span: a backward
-operator is below the layer of its forward operator, but its time is subtracted from the backward pass in which it ran.
-So the weights of a thread add up to the time that its spans cover.
+nanoseconds. On the host, self time excludes all spans that ran inside on the same thread, whatever their parents: a
+backward operator is below the layer of its forward operator, but its time is subtracted from the backward pass in which
+it ran. So the weights of a thread add up to the time that its spans cover.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
     """Write a line for each stack: its frames, separated by `;`, and its weight.
 
     Args:
-        trace: to write.
-        path: where to; compressed if it ends in `.gz`.
-        choice: which time counts, and which steps are added up. Without steps it is the merged step, and its time
-            is the true one where it is known.
+        trace: the trace to write.
+        path: the file; compressed if it ends in `.gz`.
+        choice: the kind of time, and the steps to add up. Without steps, the merged step is written, with true times
+            where they are known.
 
     Raises:
         OutputError: the file cannot be written.
@@ -59,28 +59,28 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
 
 @dataclass
 class _Frame:
-    """Spans that have the same names above them, as one."""
+    """Spans with the same stack of names, combined into one frame."""
 
     name: str
     above: int | None
     """Number of the frame around it."""
 
     own_ns: int = 0
-    """Time that was spent in it and in nothing inside it."""
+    """Self time in nanoseconds."""
 
     spans: int = 0
 
 
 @dataclass
 class _Stacks:
-    """Frames by number, each after the one around it, and what is in them."""
+    """Frames by number, each after the frame around it, and the result to report."""
 
     frames: dict[int, _Frame] = field(default_factory=dict)
     written: Written = field(default_factory=Written)
 
 
 def _lines(frames: dict[int, _Frame]) -> Iterator[tuple[list[str], int]]:
-    """Yield the stacks in which time was spent: names from the outside in, and nanoseconds."""
+    """Yield the stacks with self time: names from the outside in, and nanoseconds."""
     for frame in frames.values():
         if frame.own_ns:
             names = [_plain(frame.name)]
@@ -92,7 +92,7 @@ def _lines(frames: dict[int, _Frame]) -> Iterator[tuple[list[str], int]]:
 
 
 def _plain(name: str) -> str:
-    """Return a name that holds neither what separates frames nor what ends a line."""
+    """Return a name without the separator of frames and without line breaks."""
     return " ".join(name.replace(";", ":").split()) or "(no name)"
 
 
@@ -122,12 +122,12 @@ def _fold(trace: Trace, choice: Choice) -> _Stacks:
 
 
 def _insert_own_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int]) -> None:
-    """Write into `own_times` what each span of the host took without what ran in it on its thread.
+    """Fill `own_times` with the self time of each host span, without the spans that ran inside it on its thread.
 
-    A span that is on no thread (a whole window, the profiler's own work) has no time of its own.
+    A span without a thread (a whole window, the profiler's own work) has no self time.
 
-    True times are estimates, each for itself, and those of what is inside may add up to more than the whole. Then all
-    of them are made smaller by one factor, so that the whole stays what it is.
+    True times are independent estimates, so the times of inner spans may add up to more than the outermost span. Then
+    all self times inside are scaled by one factor, so that the total equals the time of the outermost span.
     """
     rows = con.execute(
         f"""
@@ -138,7 +138,7 @@ def _insert_own_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int
         [threads],
     )
     own = _own_times(tracks.fetched(rows))
-    with con.cursor() as other:  # the first one is still giving rows
+    with con.cursor() as other:  # the first cursor is still yielding rows
         while batch := list(islice(own, _BATCH)):
             table.insert(other, "own_times", batch, _OWN)
     con.execute(
@@ -152,8 +152,8 @@ def _insert_own_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int
 
 
 def _own_times(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `own_times` for `track, start, end, trace_id, span_id, ns`, that nest in each track."""
-    around: list[list[Any]] = []  # track, end, and a row of which the time inside is taken off
+    """Yield the rows of `own_times` for rows `track, start, end, trace_id, span_id, ns` that nest in each track."""
+    around: list[list[Any]] = []  # track, end, and a row from which the time of inner spans is subtracted
     whole, whole_ns = 0, 0
     for track, start, end, trace_id, span_id, ns in rows:
         while around and (around[-1][0] != track or around[-1][1] <= start):
@@ -195,7 +195,7 @@ def _make_nodes(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _grown(con: duckdb.DuckDBPyConnection) -> dict[int, _Frame]:
-    """Return the frames of `nodes`, from the outside in, a round for each depth: spans with one stack are one frame."""
+    """Return the frames of `nodes`, from the outside in, a pass per depth: spans of the same stack share one frame."""
     frames = {0: _Frame(ORPHANS, None)}
     con.execute(
         f"""

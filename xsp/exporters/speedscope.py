@@ -34,9 +34,9 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
     """Write a profile for each thread and each stream, over all steps or some.
 
     Args:
-        trace: to write.
-        path: where to; compressed if it ends in `.gz`.
-        choice: which steps.
+        trace: the trace to write.
+        path: the file; compressed if it ends in `.gz`.
+        choice: the steps.
 
     Raises:
         OutputError: the file cannot be written.
@@ -72,7 +72,7 @@ def _spans(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
 
 
 def _write_track(spans: Iterator[tuple[Any, ...]], frames: dict[str, int], file: IO[str]) -> int:
-    """Write when each frame of a track opens and closes, and return when the last one does."""
+    """Write the open and close events of a track, and return the time of the last one."""
     at, between = 0, ""
     for what, at, frame in _events(spans, frames):
         file.write(f'{between}\n{{"type":"{what}","frame":{frame},"at":{at}}}')
@@ -81,13 +81,13 @@ def _write_track(spans: Iterator[tuple[Any, ...]], frames: dict[str, int], file:
 
 
 def _events(spans: Iterator[tuple[Any, ...]], frames: dict[str, int]) -> Iterator[tuple[str, int, int]]:
-    """Yield what opens and closes, when, and the number of its frame, in the order of time.
+    """Yield open and close events in order of time: the type, the time, and the number of the frame.
 
     Args:
-        spans: `track, start, end, name` of a track, that nest, by start.
-        frames: numbers of the names; new ones are added.
+        spans: rows `track, start, end, name` of a track, which nest, sorted by start.
+        frames: numbers of the names; new names are added.
     """
-    around: list[tuple[int, int]] = []  # end and frame of what is open
+    around: list[tuple[int, int]] = []  # end and frame of open spans
     for _, start, end, name in spans:
         while around and around[-1][0] <= start:
             yield "C", *around.pop()

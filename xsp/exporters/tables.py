@@ -1,4 +1,4 @@
-"""Rows for spreadsheets and other programs: CSV and Parquet of the span table, of the merged step, of any table."""
+"""Rows for spreadsheets and other programs: CSV and Parquet of the span table, the merged step, or any other table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from xsp.store.trace import Trace
 
 
 def csv(trace: Trace, path: Path, choice: Choice) -> Written:
-    """Write rows as text with a header; what was not measured is empty.
+    """Write rows as text with a header; values that were not measured are empty.
 
     Args:
-        trace: to write.
-        path: where to; compressed if it ends in `.gz`.
-        choice: the table, and of `spans` which steps.
+        trace: the trace to write.
+        path: the file; compressed if it ends in `.gz`.
+        choice: the table, and for `spans` the steps.
 
     Raises:
         OutputError: the file cannot be written.
@@ -26,9 +26,9 @@ def csv(trace: Trace, path: Path, choice: Choice) -> Written:
 
 
 def parquet(trace: Trace, path: Path, choice: Choice) -> Written:
-    """Write rows as Parquet; of `spans` it is a file that `xsp.load` reads.
+    """Write rows as Parquet; for `spans`, `xsp.load` reads the file.
 
-    Args and errors are those of `csv`.
+    Arguments and errors are the same as for `csv`.
     """
     return _write(trace, path, choice, "parquet")
 

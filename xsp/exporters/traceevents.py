@@ -58,7 +58,7 @@ def make_views(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _argument(name: str, value: str) -> str:
-    """Return the SQL of an argument; NULL where the value is."""
+    """Return the SQL of an argument; NULL if its value is NULL."""
     return f"""'"{name}":' || {value}"""
 
 
@@ -71,7 +71,7 @@ def _plain(column: Column) -> str:
 
 _ON_DEVICE = f"device IS NOT NULL AND level >= {int(Level.KERNEL)}"
 _NUMBER_OF = "TRY_CAST('0x' || substr({}, 4) AS BIGINT)"
-"""A number for a span id that a double can hold; where it is of two spans, a tool may link to the other one."""
+"""SQL of a number for a span id that fits a double; if two spans get the same number, a tool may link the wrong one."""
 
 _LEVEL = (
     "CASE level " + " ".join(f"WHEN {int(level)} THEN '{level.name}'" for level in Level) + " ELSE level::VARCHAR END"
@@ -135,7 +135,7 @@ EVENTS = f"""
     FROM told WHERE kind <> '{Kind.ALLOC}' AND ($1 IS NULL OR at_ns >= $2) AND ($3 IS NULL OR at_ns < $4)
     ORDER BY at_ns, for_ns DESC, level, depth, span_id
 """
-"""A line for each span of a stretch of time; of spans that begin together the outer one comes first."""
+"""A line for each span of a time interval; of spans that begin together, the outer one comes first."""
 
 _HELD = [
     f"json_extract(attributes, '$.{name}')::VARCHAR AS {name}"
@@ -160,7 +160,7 @@ MEMORY = f"""
     )
     SELECT line FROM lines WHERE line IS NOT NULL
 """
-"""For each change of memory what happened and, where it is told, what was held from then on. Parameter: the base."""
+"""For each change of memory the change and, if known, the bytes held from then on. Parameter: the base time."""
 
 FLOWS = f"""
     WITH launches AS (
@@ -182,4 +182,4 @@ FLOWS = f"""
             || ',"ts":' || {_microseconds("at_ns - $1")} || '}}'])
     FROM joined
 """
-"""Two lines for each piece of device work whose launch is there: from the call to where it ran."""
+"""Two lines for each piece of device work with a recorded launch: the start and the end of the flow."""

@@ -2,7 +2,7 @@
 
 Viewers require that spans of a track nest. If two spans cross because of rounding, the inner one is cut. If they really
 overlap (two kernels of a stream, concurrent requests), the later one goes to an additional track. Both are rare and are
-counted; all other spans stay as they are.
+counted; all other spans are unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from xsp.exporters.contract import Written
 from xsp.schema import Column, Kind
 
 CUT_NS = 2_000
-"""Spans that cross by no more than this are taken as nested: start and duration are each rounded to a microsecond."""
+"""Maximum nanoseconds by which nested spans may cross: start and duration are each rounded to a microsecond."""
 
 _BATCH = 50_000
 _HIGHEST_WALK = 64
@@ -55,21 +55,21 @@ class Track(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name to show for the track."""
         word = "thread" if self.device is None else "stream"
         name = f"{word} {self.line}" if self.line is not None else f"no {word}"
         return f"{name}, overlapping {self.lane}" if self.lane else name
 
     @property
     def owner(self) -> str:
-        """What people call the process or the device that it belongs to."""
+        """The name to show for the process or the device of the track."""
         if self.device is not None:
             return f"device {self.device}"
         return f"process {self.process}" if self.process is not None else "process"
 
     @property
     def title(self) -> str:
-        """Its name with that of its owner."""
+        """The name of the track after the name of its owner."""
         return f"{self.owner}, {self.name}"
 
 
@@ -83,7 +83,7 @@ class _Open(NamedTuple):
 
 @dataclass
 class Placed:
-    """The tracks of what stands in the view `placed`, and what was moved to make it nest."""
+    """The tracks of the spans in the view `placed`, and the numbers of spans that were changed so that they nest."""
 
     tracks: list[Track]
     spans: int = 0
@@ -92,10 +92,10 @@ class Placed:
     without_time: int = 0
 
     changes_of_memory: int = 0
-    """Of the spans, those that are not intervals."""
+    """Number of spans that are not intervals."""
 
     def written(self, memory: bool = True) -> Written:
-        """Return what a file says that holds all that was placed, but changes of memory only if told so."""
+        """Return the result for a file with all placed spans; changes of memory are included only if `memory`."""
         changed = {
             f"that crossed others by at most {CUT_NS / 1e3:g} µs are cut, so that they nest": self.cut,
             "that overlap others stand in a track beside": self.beside,
@@ -106,15 +106,15 @@ class Placed:
 
 
 def place(con: duckdb.DuckDBPyConnection, source: str, steps: Sequence[int] | None = None) -> Placed:
-    """Make the view `placed`: the spans of a source, their `track`, and `at_ns` and `for_ns`, when they are drawn.
+    """Make the view `placed`: the spans of a source, their `track`, and drawn start and duration, `at_ns` and `for_ns`.
 
     Args:
         con: holds the source.
         source: `spans` or `merged`.
-        steps: only these.
+        steps: steps to include; None for all.
 
     Returns:
-        The tracks, in the order in which they are to be shown. In each, the spans of `placed` nest.
+        The tracks, in display order. In each, the spans of `placed` nest.
     """
     only = f"WHERE step IN ({', '.join(map(str, steps))})" if steps is not None else ""
     con.execute(f"CREATE OR REPLACE TEMP VIEW chosen AS SELECT * FROM {source} {only}")
@@ -152,7 +152,7 @@ def place(con: duckdb.DuckDBPyConnection, source: str, steps: Sequence[int] | No
 
 
 def _find_homes(con: duckdb.DuckDBPyConnection) -> None:
-    """Make `homes`: the threads of host spans that do not state one (a library's), from the spans above them."""
+    """Make `homes`: the threads of host spans without a thread (of a library), taken from the spans above them."""
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE homes AS
@@ -171,7 +171,7 @@ def _find_homes(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _tracks(con: duckdb.DuckDBPyConnection) -> list[Track]:
-    """Return the threads and streams, and make the table of them: by rank, threads with steps first, then devices."""
+    """Return the threads and streams, and make the table `tracks`: by rank, threads with steps first, then devices."""
     found = con.execute(
         f"""
         WITH lines AS (
@@ -190,7 +190,7 @@ def _tracks(con: duckdb.DuckDBPyConnection) -> list[Track]:
 
 
 def _nest(con: duckdb.DuckDBPyConnection, placed: Placed) -> None:
-    """Make the table `moved` of the spans that do not nest where they are."""
+    """Make the table `moved` of the spans that do not nest at their recorded places."""
     table.create(con, "moves", _MOVES)
     rows = con.execute(
         """
@@ -201,7 +201,7 @@ def _nest(con: duckdb.DuckDBPyConnection, placed: Placed) -> None:
         """
     )
     moves = _moves(fetched(rows), placed.tracks)
-    with con.cursor() as other:  # the first one is still giving rows
+    with con.cursor() as other:  # the first cursor is still yielding rows
         while batch := list(islice(moves, _BATCH)):
             table.insert(other, "moves", batch, _MOVES)
     con.execute(
@@ -220,13 +220,13 @@ def _nest(con: duckdb.DuckDBPyConnection, placed: Placed) -> None:
 
 
 def fetched(rows: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query, of which some are in memory at a time."""
+    """Yield the rows of a query, with one batch in memory at a time."""
     while batch := rows.fetchmany(_BATCH):
         yield from batch
 
 
 def _moves(rows: Iterable[tuple[Any, ...]], tracks: list[Track]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `moves`, and add the tracks that are needed beside others."""
+    """Yield the rows of `moves`, and append the additional tracks that are needed to `tracks`."""
     move = 0
     for number, track in groupby(rows, itemgetter(0)):
         lanes: list[_Lane] = [_Lane(number)]
@@ -240,7 +240,7 @@ def _moves(rows: Iterable[tuple[Any, ...]], tracks: list[Track]) -> Iterator[tup
 
 
 def _first_that_fits(lanes: list[_Lane], span: _Open, tracks: list[Track]) -> tuple[_Lane, list[_Open]]:
-    """Put a span in a lane, and return which, and the spans that are not where they were recorded."""
+    """Put a span in a lane; return the lane, and the spans that differ from their recorded places."""
     for lane in lanes:
         changed = lane.take(span)
         if changed is not None:
@@ -253,14 +253,14 @@ def _first_that_fits(lanes: list[_Lane], span: _Open, tracks: list[Track]) -> tu
 
 
 class _Lane:
-    """The spans of a track that are open, outermost first."""
+    """The open spans of a track, outermost first."""
 
     def __init__(self, track: int) -> None:
         self.track = track
         self.open: list[_Open] = []
 
     def take(self, span: _Open) -> list[_Open] | None:
-        """Put a span in, and return the spans that had to be cut; None if it crosses another by more than that."""
+        """Add a span, and return the spans that had to be cut; None if it crosses another by more than `CUT_NS`."""
         around = self.open
         while around and around[-1].end <= span.start:
             around.pop()
@@ -273,7 +273,7 @@ class _Lane:
         return self._take_around(span)
 
     def _take_around(self, span: _Open) -> list[_Open] | None:
-        """Put a span of an outer level around those that another clock lets begin before it."""
+        """Put a span of an outer level around spans that begin before it only because of another clock."""
         early = 0
         for inner in reversed(self.open):
             if inner.end >= span.end or inner.level <= span.level or span.start - inner.start > CUT_NS:

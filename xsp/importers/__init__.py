@@ -1,4 +1,4 @@
-"""Importers: one file a format, found by name through the entry points `xsp.importers`.
+"""Importers: one file per format, found by name through the entry points `xsp.importers`.
 
-What an importer is stands in `xsp.importers.contract`.
+`xsp.importers.contract` defines what an importer is.
 """

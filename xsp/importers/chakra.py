@@ -1,8 +1,8 @@
-"""Reads execution traces of PyTorch (Chakra's JSON), to add what they know to the trace that was recorded beside them.
+"""Read execution traces of PyTorch (Chakra's JSON), and add their content to the trace recorded at the same time.
 
 An execution trace has shapes, types, scalars and the forward operator of each operator, but no times. Its `rf_id` is
-what Kineto calls `Record function id`, or `External id` where it does not write that. An operator must have the same
-name in both files to be taken for the same.
+Kineto's `Record function id`, or its `External id` if Kineto does not write the former. Operators match only if they
+have the same name in both files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xsp.importers.jsonstream import elements
 from xsp.schema import Column, Level
 
 MARKS = (b'"rf_id"', b"execution_trace|", b"chakra")
-"""Of these, one in the first bytes tells an execution trace from other JSON with nodes."""
+"""An execution trace has one of these in its first bytes, which distinguishes it from other JSON with nodes."""
 
 BATCH = 4096
 
@@ -33,7 +33,7 @@ _NODES = (
 )  # fmt: skip
 
 SCALAR = "Scalar"
-"""What Kineto calls the type of an input that is no tensor; one that is not given has an empty type."""
+"""Kineto's type of an input that is not a tensor; an omitted input has an empty type."""
 
 
 class Chakra(Enricher):
@@ -42,7 +42,7 @@ class Chakra(Enricher):
     name = "chakra"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether it is JSON with nodes of an execution trace."""
+        """Return whether the file is JSON with nodes of an execution trace."""
         start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
         return (
             start == b"{"
@@ -55,12 +55,12 @@ class Chakra(Enricher):
         """Add shapes, types, scalars, outputs and forward operators to the operators in `seen`.
 
         Args:
-            con: holds `seen`; perhaps `operators` (number, record_function_id).
-            source: path of the file, perhaps gzip.
-            losses: gains how many operators match, and how many do not.
+            con: holds `seen`; optionally `operators` (number, record_function_id).
+            source: path of the file, possibly gzip.
+            losses: receives the numbers of operators that match, and that do not.
 
         Raises:
-            TraceError: it cannot be read, or belongs to another trace.
+            TraceError: the file cannot be read, or belongs to another trace.
         """
         table.create(con, "chakra_nodes", _NODES)
         nodes = (_node(node) for node in elements(source, "nodes") if isinstance(node, dict))
@@ -77,7 +77,7 @@ class Chakra(Enricher):
 
 
 def _node(node: dict[str, Any]) -> tuple[Any, ...]:
-    """Return a node as a row, of whatever schema it is."""
+    """Return a node of any schema as a row."""
     listed = node.get("attrs")
     attributes = {str(each.get("name")): each.get("value") for each in _dicts(listed)} | node
     inputs, outputs = _part(node, "input"), _part(node, "output")
@@ -103,12 +103,12 @@ def _part(node: dict[str, Any], which: str) -> tuple[list[Any], list[Any], list[
 
 
 def _shapes(shapes: Iterable[Any], types: Iterable[Any]) -> list[Any]:
-    """Return shapes of tensors; what is no tensor has an empty one, as Kineto writes it."""
+    """Return shapes of tensors; other values have an empty shape, as in Kineto."""
     return [shape if "Tensor" in str(kind) else [] for shape, kind in zip(shapes, types, strict=False)]
 
 
 def _type(kind: Any) -> str:
-    """Return a type as Kineto calls it: `Tensor(float)` is float."""
+    """Return a type under Kineto's name: `Tensor(float)` is float."""
     text = str(kind)
     if text.startswith("Tensor("):
         return text[7:].rstrip(")")
@@ -141,7 +141,7 @@ def _dicts(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _match(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
-    """Make the table `chakra_pairs` of spans and nodes, by the numbering under which more of them agree."""
+    """Make the table `chakra_pairs` of spans and nodes, with the numbering that gives more matches."""
     ((nodes, numbered),) = con.execute(
         "SELECT count(*), count(*) FILTER (rf_id > 0) FROM chakra_nodes WHERE name NOT LIKE '[pytorch|%'"
     ).fetchall()
@@ -167,7 +167,7 @@ def _match(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
 
 
 def _numberings(con: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return queries of spans and what may be their `rf_id`."""
+    """Return queries of spans with the number that may be their `rf_id`."""
     known = con.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'operators'").fetchall()
     by_record = ["SELECT number, record_function_id AS id FROM operators"] if known else []
     return [*by_record, "SELECT number, operator AS id FROM seen"]
@@ -202,4 +202,4 @@ _FORWARD = """
     JOIN seen made ON made.number = forward.number
     WHERE seen.number = pair.number AND pair.fw_parent > 0
 """
-"""The forward operator that the file names, in place of what was concluded from threads' numbers."""
+"""Set the forward operator that the file names, replacing the one inferred from thread numbers."""

@@ -1,4 +1,4 @@
-"""Reads traces in Chrome's JSON format of programs other than PyTorch's profiler.
+"""Read traces in Chrome's JSON format of programs other than PyTorch's profiler.
 
 Such a trace has no layers and no operators: its spans are those of the application, which nest by time on each thread.
 Device work is recognised if the metadata names a device (`/device:GPU:0`, as JAX and TensorFlow do), a step if an event
@@ -37,7 +37,7 @@ class Chrome(TableImporter):
     name = "chrome"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether it is JSON with trace events that PyTorch did not write, or Perfetto's binary format."""
+        """Return whether the file is JSON with trace events not from PyTorch, or Perfetto's binary format."""
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         events = (text[:1] == b"{" and b'"traceEvents"' in text) or (text[:1] == b"[" and b'"ph"' in text)
         return (events and not is_kineto(head)) or _is_protobuf(head, source)
@@ -46,7 +46,7 @@ class Chrome(TableImporter):
         """Make the table `seen`, see `TableImporter.fill`.
 
         Raises:
-            TraceError: it is Perfetto's binary format, or cannot be read.
+            TraceError: the file is in Perfetto's binary format, or cannot be read.
         """
         with open(source, "rb") as file:
             if _is_protobuf(file.read(64), source):
@@ -75,7 +75,7 @@ def _is_protobuf(head: bytes, source: str) -> bool:
     return source.lower().endswith(PROTOBUF) or (bool(first) and first[0] in _FIRST_FIELDS)
 
 
-# --- what is needed of arguments --------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------
 
 
 def _argument(name: str) -> str:
@@ -115,7 +115,7 @@ _FROM_TORCH = f"""
 
 
 def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Count what is not a span, and remove events without a usable time."""
+    """Count events that are not spans, and remove events without a usable time."""
     rows = con.execute("SELECT ph, count(*) FROM events GROUP BY ph ORDER BY 2 DESC").fetchall()
     for phase, count in rows:
         if phase in NOT_SPANS:

@@ -17,7 +17,7 @@ def run_of(text: str, losses: Losses) -> Run | None:
 
     Args:
         text: JSON.
-        losses: counts what was left out.
+        losses: counts fields that were left out.
 
     Returns:
         The run, which has an `id`; None if the text does not describe a run.
@@ -35,7 +35,7 @@ def run_of(text: str, losses: Losses) -> Run | None:
 
 
 def device(name: str, sms: Any, memory_bytes: Any, major: Any, minor: Any, warp_size: Any) -> dict[str, Any]:
-    """Return the properties of a device in the form of `run.json`; what the source does not state is None."""
+    """Return the properties of a device in the form of `run.json`; values that the source does not state are None."""
     return {
         "name": name,
         "sms": sms,

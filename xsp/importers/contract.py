@@ -1,4 +1,4 @@
-"""What an importer is: it recognises a source, reads it, and reports what it left out.
+"""The interface of importers: an importer recognises a source, reads it, and reports what it left out.
 
 An importer is a class whose constructor takes no arguments, named by an entry point in `xsp.importers`. It has exactly
 one of three methods, which decides its kind: a `TableImporter` fills a table, a `RowImporter` yields rows, and an
@@ -27,7 +27,7 @@ from xsp.schema import COLUMNS, Column, Span
 
 GROUP = "xsp.importers"
 HEAD = 1 << 16
-"""Bytes of a file that `recognises` is shown, after decompression."""
+"""Number of bytes of a file that are passed to `recognises`, after decompression."""
 
 _SEEN = (
     "level name kind type phase start_ns dur_ns process thread device stream correlation_id sequence_nr "
@@ -44,7 +44,7 @@ PYTHON_FRAMES = "frames of Python that are no module"
 CUDA_BACKTRACES = "frames of backtraces of CUDA's calls"
 OS_BACKTRACES = "frames of backtraces of the operating system's calls"
 CPU_SAMPLES = "frames of samples of the CPU"
-"""The same for what Nsight Systems recorded of the host; the first of them slow the calls that launch."""
+"""The same for host data of Nsight Systems; recording the backtraces of CUDA calls slows the launching calls down."""
 
 _GZIP = b"\x1f\x8b"
 _MOST_REASONS = 100
@@ -56,12 +56,12 @@ class Row(NamedTuple):
 
     span: Span
     run: str = ""
-    """Id of the run; empty if the source does not say."""
+    """Id of the run; empty if the source does not state it."""
 
 
 @dataclass
 class Losses:
-    """What was read and what was not: counts by reason, and notes."""
+    """Counts of spans that were read, and of those that were left out, by reason; and notes."""
 
     importer: str = ""
     spans: int = 0
@@ -92,7 +92,7 @@ class Losses:
         }
 
     def sentences(self) -> list[str]:
-        """Return it as sentences, the largest losses first."""
+        """Return the losses as sentences, the largest first."""
         skipped = [f"{count} spans were left out: {reason}" for reason, count in _worst(self.skipped).items()]
         changed = [f"{count} × {what}" for what, count in _worst(self.changed).items()]
         return [*skipped, *changed, *self.notes]
@@ -112,7 +112,7 @@ class Imported:
     rows: Iterator[Row]
     losses: Losses
     runs: Sequence[Mapping[str, Any]] = ()
-    """What the source says of each run: content of `run.json`, with its `id`."""
+    """The description of each run in the source: content of `run.json`, with its `id`."""
 
 
 SEEN: tuple[Column, ...] = (
@@ -128,10 +128,10 @@ SEEN: tuple[Column, ...] = (
 
 @dataclass
 class Seen:
-    """What is known of a source whose spans were read into the table `seen`."""
+    """The description of a source whose spans were read into the table `seen`."""
 
     run: dict[str, Any]
-    """What the source says of the run: content of `run.json`."""
+    """The description of the run in the source: content of `run.json`."""
 
     losses: Losses
 
@@ -139,7 +139,7 @@ class Seen:
     """How far a span may extend beyond its parent: the resolution of the clocks."""
 
     private: dict[str, Any] = field(default_factory=dict)
-    """Names of people, machines and paths; not stored unless the user asks for them."""
+    """Names of people, machines and paths; stored only if the user requests it."""
 
 
 class _Reader(Protocol):
@@ -151,7 +151,7 @@ class _Reader(Protocol):
         """Return whether this importer reads the source.
 
         Args:
-            head: its first `HEAD` bytes, decompressed if it is gzip; empty for a URL.
+            head: the first `HEAD` bytes of the source, decompressed if it is gzip; empty for a URL.
             source: path of a file, or URL.
         """
         ...
@@ -162,7 +162,7 @@ class TableImporter(_Reader, Protocol):
     """Reads spans without parents, of files of any size, into a table of the engine; `xsp.ingest` adds the parents."""
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen` with the columns of `SEEN` and all spans of a source, which is that of one rank.
+        """Make the table `seen` with the columns of `SEEN` and all spans of a source, which covers one rank.
 
         Steps have the kind STEP, layers the level LAYER. Do not invent steps if the source has none.
 
@@ -206,10 +206,10 @@ _KINDS: dict[str, Any] = {"fill": TableImporter, "read": RowImporter, "enrich": 
 
 
 def importer(name: str) -> Importer:
-    """Load an importer by the name of its entry point, and check that it is of one kind.
+    """Load an importer by the name of its entry point, and check that it is of exactly one kind.
 
     Raises:
-        PluginError: it cannot be loaded or made, or is no importer; the message names it and says why.
+        PluginError: it cannot be loaded or made, or is not an importer; the message names it and the reason.
     """
     made = plugins.load(GROUP, name)
     try:
@@ -247,7 +247,7 @@ def find(source: str) -> Importer:
         except PluginError as error:
             unusable.append(str(error))
             continue
-        except plugins.MAY_BREAK as error:  # a third party's: the others are asked
+        except plugins.MAY_BREAK as error:  # of a third party: try the other importers
             unusable.append(_unusable(name, error))
             continue
         if recognised:
@@ -267,12 +267,12 @@ def is_url(source: str) -> bool:
 
 
 def of_trace(url: str, trace_id: str | None) -> str:
-    """Return the URL of a trace, from that of the place that holds it; without a trace id, the URL as it is."""
+    """Return the URL of a trace below the URL of a Jaeger; without a trace id, return the URL unchanged."""
     return url if trace_id is None else f"{url.partition('?')[0].rstrip('/')}/trace/{trace_id}"
 
 
 def without_credentials(source: str) -> str:
-    """Return a source as it may be shown: of a URL no user, password and query."""
+    """Return a source in a form that may be shown: a URL without user, password and query."""
     if not is_url(source):
         return source
     scheme, _, rest = source.partition("://")
@@ -295,7 +295,7 @@ def first_bytes(path: Path) -> bytes:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """Open a file to read its bytes, decompressed if it is gzip. Reading on may raise what `broken` explains.
+    """Open a file to read its bytes, decompressed if it is gzip. Pass errors of later reads to `broken`.
 
     Raises:
         TraceError: it cannot be opened.
@@ -314,10 +314,10 @@ def opened(path: Path) -> IO[bytes]:
 
 @contextmanager
 def fitting(source: str) -> Iterator[None]:
-    """Let values that no column holds be an error of the source.
+    """Report values that do not fit a column as an error of the source.
 
     Raises:
-        TraceError: there was one.
+        TraceError: the body met such a value.
     """
     try:
         yield
@@ -327,12 +327,12 @@ def fitting(source: str) -> Iterator[None]:
 
 
 def broken(source: Path | str, error: Exception, place: str = "") -> TraceError:
-    """Return the error that says where a source is broken.
+    """Return the TraceError that states where a source is broken, and why.
 
     Args:
         source: path or URL.
-        error: what went wrong.
-        place: in it: a line, a byte.
+        error: the error while reading.
+        place: position in the source: a line, a byte.
     """
     if isinstance(error, EOFError):
         reason = "the compressed file ends in the middle; copy it again"

@@ -1,8 +1,8 @@
-"""What Jaeger gives back: a trace by URL, the same JSON as a file, and the JSON that its UI downloads.
+"""Read traces from Jaeger: a trace by URL, the same JSON as a file, and the JSON that its UI downloads.
 
-`/api/v3/traces/{id}` is OTLP in JSON and exact. The UI's download has times in microseconds and durations too;
-xsp's own spans carry `xsp.duration_ns`, by which durations come back whole. By URL, the traces that the spans
-link to are fetched too: the details of an overview, and the trace of the run.
+`/api/v3/traces/{id}` is OTLP in JSON and exact. The UI's download has times and durations in microseconds; xsp's own
+spans carry `xsp.duration_ns`, which restores exact durations. By URL, the traces that the spans link to are fetched
+too: the details of an overview, and the trace of the run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from urllib.request import Request
 
 SECONDS = 30
-"""Without a byte from Jaeger, after which it counts as hanging."""
+"""Timeout of each read in seconds: if Jaeger sends no byte for so long, it counts as hanging."""
 
 LONGEST = 600
-"""Seconds after which an answer is given up, however steadily it trickles in."""
+"""Maximum seconds for a whole answer, even if it keeps arriving."""
 
 MOST_LINKED = 2_000
-"""Linked traces that are fetched."""
+"""Maximum number of linked traces that are fetched."""
 
 _UI = re.compile(rb'\s*\{\s*"(?:data|result)"\s*:\s*[\[{]')
 _TRACE_URL = re.compile(r"(https?://[^?#]*?)/(?:trace|api/traces|api/v3/traces)/([0-9a-fA-F]{1,32})/?(?:[?#].*)?", re.I)
@@ -40,16 +40,16 @@ _BY_JAEGER = frozenset(
     "span.kind otel.scope.name otel.scope.version otel.status_code otel.status_description error "
     "internal.span.format w3c.tracestate".split()
 )
-"""Tags by which Jaeger says what are no attributes in OTLP."""
+"""Tags of Jaeger for data that OTLP does not store in attributes."""
 
 
 class Jaeger(RowImporter):
-    """Importer of Jaeger's traces."""
+    """Importer of Jaeger traces."""
 
     name = "jaeger"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether it is a URL, or a file that begins like an answer of Jaeger's."""
+        """Return whether the source is a URL, or a file that begins like an answer of Jaeger."""
         return is_url(source) or _UI.match(head) is not None
 
     def read(self, source: str) -> Imported:
@@ -90,7 +90,7 @@ def _parts_of_url(url: str) -> tuple[str, str]:
 
 
 def _fetched(base: str, trace_id: str, reader: Reader) -> Iterator[Part]:
-    """Yield the parts of a trace and of those that its spans link to."""
+    """Yield the parts of a trace and of the traces that its spans link to."""
     seen = {trace_id}
     yield from _trace(base, trace_id)
     while pending := sorted(reader.links - seen):
@@ -117,17 +117,17 @@ def _trace(base: str, trace_id: str) -> Iterator[Part]:
 
 
 def _get(url: str, place: str) -> bytes:
-    """Return what a URL holds.
+    """Return the content of a URL.
 
     Raises:
-        TraceError: it cannot be had; the message shows no credentials.
+        TraceError: it cannot be fetched; the message contains no credentials.
     """
-    from urllib import error as errors  # as long to import as all of this package, which files do not need
+    from urllib import error as errors  # imported here because it takes long, and files do not need it
     from urllib.request import HTTPRedirectHandler, build_opener
 
     class NoRedirect(HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:
-            """A redirect is an error: credentials do not follow one, and Jaeger makes none."""
+            """Follow no redirect: credentials must not be sent elsewhere, and Jaeger does not redirect."""
 
     asked = _request(url, place)
     try:
@@ -143,19 +143,19 @@ def _get(url: str, place: str) -> bytes:
         raise TraceError(f"{place}: no answer within {SECONDS} s") from None
     except TraceError:
         raise
-    except Exception as error:  # http.client's own, when the answer is no HTTP or breaks off
+    except Exception as error:  # from http.client, if the answer is not HTTP or breaks off
         raise TraceError(f"{place}: the answer broke off or is no HTTP ({type(error).__name__})") from None
 
 
 def _request(url: str, place: str) -> Request:
-    """Return the request, with the URL's credentials where they belong."""
+    """Return the request, with the URL's credentials in a header."""
     from urllib.request import Request
 
     try:
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         asked = Request(parts._replace(netloc=host, fragment="").geturl())
-        _ = parts.port  # where it is no number, this raises
+        _ = parts.port  # raises if it is not a number
         if not parts.hostname:
             raise ValueError("it has no host")
     except ValueError:
@@ -189,7 +189,7 @@ def _refused(error: HTTPError, place: str) -> NoReturn:
 
 
 def _documents(text: bytes, place: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects that stand one behind the other; a long answer of Jaeger's is several."""
+    """Yield the JSON objects of a text, one after another; a long answer of Jaeger consists of several."""
     try:
         rest = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -214,7 +214,7 @@ _BLANK = re.compile(r"\s*")
 
 
 def _parts(document: Mapping[str, Any], place: str) -> Iterator[Part]:
-    """Yield the parts of one of Jaeger's two forms."""
+    """Yield the parts of a document in one of Jaeger's two formats."""
     for name in ("error", "errors"):
         if document.get(name):
             raise TraceError(f"{place}: Jaeger answers with an error: {_message(document[name])}")
@@ -235,7 +235,7 @@ def _message(error: Any) -> str:
 
 
 def _downloaded(trace: Any, place: str) -> Iterator[Part]:
-    """Yield the parts of a trace as the UI downloads it: one for each process that spans refer to."""
+    """Yield the parts of a trace in the format of the UI's download: one per span, with the resource of its process."""
     fits = isinstance(trace, dict) and isinstance(trace.get("spans"), list)
     if not fits or not isinstance(trace.get("processes", {}), dict):
         raise TraceError(f"{place}: an item of data has no spans and processes; this is no trace of Jaeger's")
@@ -279,12 +279,12 @@ def _spoken(span: Any, tags: Mapping[str, Any]) -> Spoken | Unfit:
 
 
 def _digits(value: Any, count: int) -> str | None:
-    """Return an id with the leading zeros that Jaeger leaves out."""
+    """Return an id with the leading zeros that Jaeger omits."""
     return value.zfill(count) if isinstance(value, str) and value else None
 
 
 def _tags(tags: Any) -> dict[str, Any]:
-    """Return a list of Jaeger's tags as a dictionary."""
+    """Return a list of Jaeger tags as a dictionary."""
     if tags is None:
         return {}
     if not isinstance(tags, list):
@@ -298,7 +298,7 @@ def _tags(tags: Any) -> dict[str, Any]:
 
 
 def _tag(kind: Any, value: Any) -> Any:
-    """Return a tag's value; lists and objects are JSON text in Jaeger, and stay text where they are none."""
+    """Return the value of a tag; Jaeger sends lists and objects as JSON text, which stays text."""
     if kind == "int64":
         return otlp_json.integer(value)
     if kind == "float64" and isinstance(value, (int, float)):

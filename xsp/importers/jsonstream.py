@@ -1,4 +1,4 @@
-"""The elements of an array in a JSON file, one after another, in memory that follows the largest of them."""
+"""Read the elements of an array in a JSON file one by one, with memory proportional to the largest element."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from xsp.errors import TraceError
 from xsp.importers.contract import broken, opened
 
 CHUNK = 1 << 20
-"""Bytes that are read at a time, at least."""
+"""Minimum number of bytes that are read at a time."""
 
 MOST = 1 << 24
-"""Characters of one element, and of a value beside the array; a longer one is damage, or an attack."""
+"""Maximum characters of one element, and of a value beside the array; a longer one is damage, or an attack."""
 
 _BLANK = re.compile(r"[\s,]*")
-_DECODER = json.JSONDecoder(parse_constant=lambda name: None)  # NaN and the infinities are nothing measured
+_DECODER = json.JSONDecoder(parse_constant=lambda name: None)  # NaN and infinities are not measured values
 
 
 def elements(source: str, name: str) -> Iterator[Any]:
-    """Yield the elements of an array that an object holds under a name.
+    """Yield the elements of an array that the top-level object of a file contains.
 
     Args:
-        source: path of the file, perhaps gzip.
-        name: the key of the array, which is at the top.
+        source: path of the file, possibly gzip.
+        name: the top-level key of the array.
 
     Raises:
-        TraceError: it cannot be read, ends in the middle, is no such JSON; with the place.
+        TraceError: the file cannot be read, is truncated, or has another structure; the message gives the position.
     """
     with opened(Path(source)) as file:
         text = _Text(source, file)
@@ -52,7 +52,7 @@ def elements(source: str, name: str) -> Iterator[Any]:
 
 
 class _Text:
-    """A file that is read forwards, of which a part is held."""
+    """A file that is read sequentially, with a part of it in memory."""
 
     def __init__(self, source: str, file: IO[bytes]) -> None:
         self._source, self._file = source, file
@@ -71,11 +71,11 @@ class _Text:
             self._more()
 
     def skip(self, count: int) -> None:
-        """Go on by some characters."""
+        """Advance by some characters."""
         self._place += count
 
     def skip_separator(self) -> None:
-        """Go behind the colon that stands between a key and its value."""
+        """Skip the colon between a key and its value."""
         if self.next() != ":":
             raise self.error("a colon is missing")
         self.skip(1)
@@ -103,11 +103,11 @@ class _Text:
             self._more()
 
     def error(self, reason: str) -> TraceError:
-        """Return the error that says what is wrong here."""
+        """Return a TraceError with the reason and the current position."""
         return TraceError(f"{self._source}, character {self._before + self._place}: {reason}")
 
     def _more(self) -> None:
-        """Let go of what was passed, and hold more: twice as much, so that a long value is not tried over and over."""
+        """Drop the consumed text and read on, at least doubling the rest, so that long values are not parsed often."""
         try:
             read = self._file.read(max(CHUNK, len(self._held) - self._place))
             text = self._decoder.decode(read, final=not read)

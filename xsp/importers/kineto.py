@@ -1,8 +1,8 @@
-"""Traces of PyTorch's profiler (Kineto), of all years: what their trace events mean.
+"""Read traces of PyTorch's profiler (Kineto), of all versions: the meaning of their trace events.
 
-The categories, and the names of arguments, have changed since 2021, and differ by vendor; so each is known by all its
-names (see `xsp.importers.kineto_rows`), and what an operator's row is (a step, an optimizer, a collective, an operator)
-is read from its name, since old traces have one category for all. What is not kept is counted.
+The categories and the names of arguments have changed since 2021, and differ by vendor, so all their names are known
+(see `xsp.importers.kineto_rows`). Whether a row is a step, an optimizer, a collective or an operator follows from its
+name, because old traces have one category for all of these. Events that are not imported are counted.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from xsp.importers.kineto_rows import whole
 
 MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"', b"PyTorch Profiler",
          b"ProfilerStep#", b'"cpu_op"', b'"python_function"', b'"ac2g"', b'"aten::')  # fmt: skip
-"""Of these, one in the first bytes tells a trace of Kineto from one of another program."""
+"""A Kineto trace has one of these in its first bytes, which distinguishes it from traces of other programs."""
 
 PUBLIC = {"schemaVersion", "deviceProperties", "distributedInfo", kineto_rows.BASE, "displayTimeUnit"}
-"""Top-level keys that are understood, or say nothing. The others may tell of people, machines and paths."""
+"""Top-level keys that are imported or contain nothing private. Others may name people, machines and paths."""
 
 MOST_DEVICES = 1024
-"""Of one machine."""
+"""Maximum number of devices of a machine."""
 
 
 class Kineto(TableImporter):
@@ -34,7 +34,7 @@ class Kineto(TableImporter):
     name = "kineto"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether it is JSON with trace events of PyTorch's."""
+        """Return whether the file is JSON with trace events from PyTorch."""
         return is_kineto(head)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
@@ -56,14 +56,14 @@ class Kineto(TableImporter):
 
 
 def is_kineto(head: bytes) -> bool:
-    """Return whether a file that begins so is a trace of PyTorch's profiler."""
+    """Return whether a file with these first bytes is a trace of PyTorch's profiler."""
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     is_spans = b'"resourceSpans"' in head or b'"spanID"' in head
     return start in (b"{", b"[") and not is_spans and any(mark in head for mark in MARKS)
 
 
 def _run(keys: dict[str, Any]) -> dict[str, Any]:
-    """Return what a trace says of its run: devices, versions, rank; nothing of whose it is."""
+    """Return the description of a trace's run: devices, versions, rank; nothing that identifies its owner."""
     distributed = keys.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     properties = keys.get("deviceProperties")
@@ -76,7 +76,7 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
             "versions": {key: keys[key] for key in sorted(keys) if re.search("version", key) and _is_plain(keys[key])},
         },
     }
-    if (rank := whole(distributed.get("rank"), below=1 << 31)) is not None:  # what the column holds
+    if (rank := whole(distributed.get("rank"), below=1 << 31)) is not None:  # the range of the column
         run["rank"] = rank
     if (size := whole(distributed.get("world_size"))) is not None:
         run["world_size"] = size
@@ -95,6 +95,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _resolution(con: duckdb.DuckDBPyConnection) -> int:
-    """Return by how much a span may stick out of the one around it: more where times are whole microseconds."""
+    """Return the nanoseconds by which a span may extend beyond its parent: more if times are whole microseconds."""
     rounded = con.execute("SELECT coalesce(bool_and(start_ns % 1000 = 0 AND dur_ns % 1000 = 0), false) FROM seen")
     return 2500 if rounded.fetchall()[0][0] else 500

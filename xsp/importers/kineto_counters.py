@@ -1,13 +1,13 @@
-"""Counters that Kineto's range profiler took of kernels, joined to what launched them.
+"""Join the counters that Kineto's range profiler measured for kernels to their launches.
 
-With `profiler_metrics` in its experimental configuration, PyTorch's profiler had CUPTI replay each kernel
-(`profiler_measure_per_kernel`), or the whole window, until all metrics were counted, and wrote an event
-`cuda_profiler_range` for each, with the metrics among its arguments. Such an event has a kernel's name and place in the
-order of a device's launches, and **no time**: the profiler cuts the window into pieces of one length
-(`CuptiRangeProfilerSession::addRangeEvents`). So it is no kernel: what was counted becomes attributes of the launch,
-`counters` (metric → value) and `counted` (kernel and device).
+With `profiler_metrics` in its experimental configuration, PyTorch's profiler has CUPTI replay each kernel
+(`profiler_measure_per_kernel`), or the whole window, until all metrics are counted, and writes an event
+`cuda_profiler_range` for each, with the metrics among its arguments. Such an event has a kernel's name and position in
+the order of a device's launches, but **no time**: the profiler divides the window into pieces of equal length
+(`CuptiRangeProfilerSession::addRangeEvents`). So it is not imported as a kernel: the counts become attributes of the
+launch, `counters` (metric → value) and `counted` (kernel and device).
 
-What fits no launch is summed up by kernel and metric, under `counters` in `run.json`.
+Ranges without a matching launch are summed up by kernel and metric, under `counters` in `run.json`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from xsp.importers.contract import Losses
 from xsp.schema import COLUMNS, Column, Kind, Level
 
 TOOL = "cupti range profiler"
-"""What stands under `tool` in `counters` of `run.json`."""
+"""Value of `tool` under `counters` in `run.json`."""
 
 FLOPS, ORDINARY = "flops", "flops_without_tensor_cores"
-"""Metrics that are made of others, see `xsp.device.metrics`."""
+"""Metrics that are derived from others, see `xsp.device.metrics`."""
 
 NAMELESS = "__missing__"
-"""The name of a kernel that the profiler did not know."""
+"""The profiler's name for an unknown kernel."""
 
 _LONGEST_NAME, _MOST_METRICS, _MOST_SUMS = 256, 256, 2000
-"""A file may hold anything; a profiler has a few dozen metrics of some hundred kernels."""
+"""Limits for arbitrary files; a profiler writes a few dozen metrics of some hundred kernels."""
 
 
 class _Range(NamedTuple):
@@ -46,15 +46,15 @@ class _Range(NamedTuple):
 
 
 def attach(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, Any]:
-    """Give the rows of `seen` the counters of the table `ranges`.
+    """Add the counters of the table `ranges` to the rows of `seen`.
 
     Args:
-        con: after `xsp.importers.kineto_rows.Rows` took all events.
-        devices: properties of the devices, as `run.json` has them.
-        losses: what was joined, and what this does to times, is said there.
+        con: an engine into which `xsp.importers.kineto_rows.Rows` took all events.
+        devices: properties of the devices, as in `run.json`.
+        losses: receives notes on the joined ranges, and on the effect of the replays on times.
 
     Returns:
-        What is to stand in `run.json`: `counters`, or nothing where no range was recorded.
+        The entry `counters` for `run.json`; an empty dictionary if no range was recorded.
     """
     ranges = _ranges(con, devices)
     if not ranges:
@@ -88,7 +88,7 @@ def attach(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]],
 
 
 def _ranges(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]]) -> list[_Range]:
-    """Return what was counted, in the order of each device's launches."""
+    """Return the ranges, in the order of each device's launches."""
     rows = con.execute("SELECT number, name, device, args FROM ranges ORDER BY device, start_ns, number").fetchall()
     return [
         _Range(
@@ -99,7 +99,7 @@ def _ranges(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]]
 
 
 def _values(args: str | None) -> dict[str, float]:
-    """Return the metrics of an event: those of its arguments that are numbers."""
+    """Return the metrics of an event: its numeric arguments."""
     try:
         found = json.loads(args or "{}")
     except (ValueError, RecursionError):
@@ -113,7 +113,7 @@ def _values(args: str | None) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number that may stand there as text, as old profilers write it; None for anything else."""
+    """Return a number that may be given as text, as old profilers write it; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -124,7 +124,7 @@ def _number(value: Any) -> float | None:
 
 
 def _with_flops(values: dict[str, float], capability: tuple[int, int] | None) -> dict[str, float]:
-    """Add the operations that instructions tell of."""
+    """Add the floating-point operations that follow from instruction counts."""
     made = {FLOPS: metrics.figures(values, capability).flops, ORDINARY: metrics.ordinary(values)}
     return {**{name: float(value) for name, value in made.items() if value is not None}, **values}
 
@@ -136,9 +136,9 @@ def _capability(devices: Sequence[Mapping[str, Any]], device: int) -> tuple[int,
 
 
 def _by_name(kernels: Iterable[tuple[int, str, int]], ranges: Iterable[_Range]) -> dict[int, int]:
-    """Return row of `seen` by range, where the trace has kernels too: the k-th of a device and name is the k-th.
+    """Return the row of `seen` by range, for a trace with kernels: the k-th range of a name matches the k-th kernel.
 
-    Where a device has more ranges than kernels of a name, or fewer, none of that name is joined.
+    If the numbers of ranges and kernels of a device and name differ, none of them is joined.
     """
     timed: dict[tuple[int, str | None], list[int]] = defaultdict(list)
     counted: dict[tuple[int, str | None], list[int]] = defaultdict(list)
@@ -155,7 +155,7 @@ def _by_name(kernels: Iterable[tuple[int, str, int]], ranges: Iterable[_Range]) 
 
 
 def _by_order(con: duckdb.DuckDBPyConnection, ranges: Sequence[_Range], losses: Losses) -> dict[int, int]:
-    """Return launch in `seen` by range: the k-th is the k-th where there are as many, all of one device."""
+    """Return the launch in `seen` by range: the k-th range is the k-th launch if the counts agree, with one device."""
     launches = [
         number
         for (number,) in con.execute(
@@ -189,7 +189,7 @@ def _write(
     joined: Mapping[int, int],
     devices: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write what was counted into the rows of `seen`: as attributes, and of a kernel into its own columns too."""
+    """Write the counters into the rows of `seen`: as attributes, and for kernels also into their columns."""
     rows = []
     for each in counted:
         told = {"counters": each.values, "counted": {"kernel": each.name, "device": each.device}}
@@ -226,7 +226,7 @@ def _write(
 
 
 def _window(con: duckdb.DuckDBPyConnection) -> None:
-    """Give a trace that holds nothing but ranges a span: the window that they were cut out of."""
+    """Add a span for the profiled window to a trace that contains only ranges."""
     con.execute(
         f"""
         INSERT INTO seen BY NAME
@@ -239,7 +239,7 @@ def _window(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _sums(apart: Iterable[_Range]) -> list[dict[str, Any]]:
-    """Return what was counted of each kernel by name, device and metric."""
+    """Return the counters summed up by kernel name, device and metric."""
     found: dict[tuple[str, int, str], list[float]] = defaultdict(list)
     for each in apart:
         for metric, value in each.values.items():

@@ -23,18 +23,18 @@ CATEGORIES = {
     "overhead": ("overhead",),
     "range": ("cuda_profiler_range",),
 }  # fmt: skip
-"""What Kineto calls each sort of row, in all its years, in lower case."""
+"""Kineto's categories for each sort of row, of all versions, in lower case."""
 
 _LINKS = "('ac2g', 'async', 'async_cpu_to_gpu', 'async_gpu', 'fwdbwd', 'fwd_bwd')"
 
 LONGEST = FURTHEST // 2
-"""Nanoseconds: a duration from it on, or a time after the base, is damage."""
+"""Maximum nanoseconds of a duration, and of a time after the base; larger values are damage."""
 
 BASE = "baseTimeNanoseconds"
-"""The top-level key of the nanoseconds since the epoch at which times begin."""
+"""The top-level key of the base of all times, in nanoseconds since the epoch."""
 
 _BASE_NS = "BASE_NS"
-"""Stands in the SQL for their number."""
+"""Placeholder for this number in the SQL."""
 
 _SORTS = " ".join(f"WHEN {table.literal(name)} THEN '{sort}'" for sort, names in CATEGORIES.items() for name in names)
 
@@ -52,9 +52,9 @@ READ = {
     "told": f"coalesce(CASE sort WHEN 'kernel' THEN {_TOLD} WHEN 'op' THEN {_TOLD} OR starts_with(name, 'triton_') "
     f"OR starts_with(name, '## Call CompiledFxGraph ') OR ({_LIBRARY} AND contains(args, 'Input ')) END, false)",
 }
-"""Columns that a portion has besides its own: process and thread as numbers, the category in lower case, what sort of
-row an event would be, what it is (without a time none), and whether a name or an argument tells more of an operator or
-a kernel than of most: what that is takes longer to plan than most files take to read."""
+"""Additional columns of a portion: process and thread as numbers, the category in lower case, the sort of row of an
+event (`sorted`), the same but null without a valid time (`sort`), and whether the name or the arguments of an operator
+or kernel have additional data (`told`): a query for these takes longer to plan than most files take to read."""
 
 
 STEP = "name LIKE 'ProfilerStep#%'"
@@ -62,17 +62,17 @@ _COMPILED = "name LIKE '## Call CompiledFxGraph %' OR name LIKE 'Torch-Compiled 
 
 
 class _Arguments(NamedTuple):
-    """Those arguments of an event that a sort of rows needs: taken out of the JSON in one go."""
+    """The arguments of an event that a sort of rows needs, extracted from the JSON in a single call."""
 
     names: tuple[str, ...]
 
     def rows(self, where: str) -> str:
-        """Return the SQL of the rows for which a condition holds, with their arguments."""
+        """Return the SQL of the rows that meet a condition, with their arguments."""
         paths = ", ".join(table.literal(f'$."{name}"') for name in self.names)
         return f"(SELECT *, json_extract_string(args, [{paths}]) AS found FROM portion WHERE {where})"
 
     def text(self, *names: str) -> str:
-        """Return the SQL of an argument as text, by the first of its names that is there; of JSON, its text."""
+        """Return the SQL of an argument as text, under the first of its names that is present; JSON stays text."""
         return f"coalesce({', '.join(f'found[{self.names.index(name) + 1}]' for name in names)})"
 
     def whole(self, *names: str) -> str:
@@ -85,9 +85,9 @@ class _Arguments(NamedTuple):
 
 
 def _object(parts: dict[str, str]) -> str:
-    """Return the SQL of a JSON object of those parts that are there; each is the SQL of JSON text.
+    """Return the SQL of a JSON object with the parts that are not null; each part is the SQL of JSON text.
 
-    A file may hold text where numbers stand usually: it is quoted.
+    If a file contains text instead of a number, the text is quoted.
     """
     plain = _joined(parts)
     mended = {
@@ -107,7 +107,7 @@ _TOLD_OF_COLLECTIVES = ("Collective name", "Process Group Name", "Seq", "In msg 
 
 
 def _collective(given: _Arguments) -> dict[str, str]:
-    """Return the SQL of what a row says of a collective, by attribute."""
+    """Return the SQL of the data on a collective in a row, by attribute."""
     return {
         "xsp.collective.name": given.quoted("Collective name"),
         "xsp.collective.communicator": given.quoted("Process Group Name"),
@@ -121,7 +121,7 @@ def _collective(given: _Arguments) -> dict[str, str]:
 
 
 def _sized(given: _Arguments) -> dict[str, str]:
-    """Return the SQL of what the shapes of a collective's inputs say of its size, of traces without `In msg nelems`."""
+    """Return the SQL of a collective's size from the shapes of its inputs, for traces without `In msg nelems`."""
     dims, kind = (
         f"CASE WHEN json_valid({text}) THEN {text} END"
         for text in (given.text("Input Dims", "Input dims"), given.text("Input type", "Input types"))
@@ -143,9 +143,9 @@ _FIRST_TYPE = 'regexp_extract(types, \'^\\["([^"\\\\]+)"[,\\]]\', 1)'
 
 
 def _ops(given: _Arguments, where: str, attributes: str) -> str:
-    """Return the SQL of operators, and of whatever else Kineto files among them.
+    """Return the SQL of operators, and of other rows that Kineto stores as operators.
 
-    Their forward thread is Kineto's own number of it. What several columns need is computed once, further in.
+    The forward thread is Kineto's own thread number. Values that several columns need are computed in a subquery.
 
     Args:
         given: the arguments that these rows need.
@@ -227,7 +227,7 @@ _OF_KERNEL = (*_OF_WORK, "grid", "block", "context", "registers per thread", "sh
 
 
 def _work(given: _Arguments, where: str, attributes: str) -> str:
-    """Return the SQL of device work; arguments as for `_ops`, those of `_OF_WORK` among them."""
+    """Return the SQL of device work; arguments as for `_ops`, with at least `_OF_WORK` in `given`."""
     external = given.whole("External id", "external id")
     occupancy = given.text("est. achieved occupancy %")
     return f"""
@@ -244,7 +244,7 @@ def _work(given: _Arguments, where: str, attributes: str) -> str:
 
 
 def _launched(given: _Arguments) -> dict[str, str]:
-    """Return the SQL of what a kernel says of its launch, by attribute."""
+    """Return the SQL of the launch parameters of a kernel, by attribute."""
     return {
         "grid": given.text("grid"),
         "block": given.text("block"),
@@ -312,7 +312,7 @@ BESIDE = {
 
 _UNTIMED = "sorted IS NOT NULL AND sort IS NULL"
 _RECORD_FUNCTION = _Arguments(("Record function id",))
-_IS_NUMBERED = f"{_IS_OP} AND contains(args, 'Record function id')"  # few traces number them: their text tells sooner
+_IS_NUMBERED = f"{_IS_OP} AND contains(args, 'Record function id')"  # few traces have it: a text search is faster
 
 
 _ROWS = {
@@ -326,11 +326,11 @@ _ROWS = {
     ("memory", False): _MEMORY,
     ("overhead", False): _OVERHEAD,
 }
-"""The SQL of rows of `seen`, by the sort of event that they are made of and whether it is told of more."""
+"""The SQL of rows of `seen`, by the columns `sort` and `told` of the events that they are made of."""
 
 
 def _spans(there: Collection[tuple[str, bool]]) -> str:
-    """Return the SQL of rows of `seen` of the sorts that are there; of a small file most of the time is its plan."""
+    """Return the SQL of rows of `seen` for the sorts that occur; for a small file, planning takes most of the time."""
     rows = " UNION ALL BY NAME ".join(f"({select})" for sort, select in _ROWS.items() if sort in there)
     return f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns), 'kineto' AS collector, 'ok' AS status FROM ({rows})"
 
@@ -345,11 +345,11 @@ _TAKE = {
     "operators": f"SELECT number, {_RECORD_FUNCTION.whole('Record function id')} AS record_function_id "
     f"FROM {_RECORD_FUNCTION.rows(_IS_NUMBERED)} WHERE record_function_id > 0",
 }
-"""What goes into each table beside `seen` of a portion's rows."""
+"""The query on a portion that fills each table beside `seen`."""
 
 
 def whole(value: Any, below: int = FURTHEST) -> int | None:
-    """Return an integer that may stand there as text; None where it is none, negative, or too large."""
+    """Return an integer that may be given as text; None if it is not an integer, negative, or too large."""
     try:
         found = int(value) if not isinstance(value, (bool, float)) else -1
     except (TypeError, ValueError):
@@ -358,11 +358,11 @@ def whole(value: Any, below: int = FURTHEST) -> int | None:
 
 
 class Rows:
-    """Takes trace events of Kineto into `seen`, without what only all together tell (`xsp.importers.kineto_whole`).
+    """Stores trace events of Kineto in `seen`; `xsp.importers.kineto_whole` adds what only all events together give.
 
-    Other tables say what else was there: `ranges` (of the range profiler, see `xsp.importers.kineto_counters`),
-    `arrows` (between forward and backward operators), `left_out` (events that are not kept), `portions`, and
-    `operators` (with what execution traces number them by, see `xsp.importers.chakra`).
+    Further tables are `ranges` (of the range profiler, see `xsp.importers.kineto_counters`), `arrows` (flows between
+    forward and backward operators), `left_out` (events that are not imported), `portions`, and `operators` (with their
+    numbers in execution traces, see `xsp.importers.chakra`).
     """
 
     args: ClassVar[str] = "args"
@@ -376,7 +376,7 @@ class Rows:
             con.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
 
     def take(self, con: duckdb.DuckDBPyConnection) -> None:
-        """Fill them from a portion."""
+        """Fill the tables from a portion."""
         found = con.execute("SELECT DISTINCT sort, told FROM portion WHERE sort IS NOT NULL").fetchall()
         ranges = {("range", False)} & set(found)
         there = set(found) - ranges

@@ -1,4 +1,4 @@
-"""Completes the spans of a Kineto trace by what is only known from all its events together; counts what is left out."""
+"""Complete the spans of a Kineto trace with data that only all its events together give; count what is left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEFT_OUT = {
     "cuda_sync": "synchronisation as the device saw it; the calls that waited are kept",
     "trace": "the profiler's own window",
 }
-"""Categories of events that are not imported: what they are."""
+"""Categories of events that are not imported, with descriptions."""
 
 _PASSIVE = (
     f"{STEP} OR name LIKE 'Optimizer.%' OR name LIKE 'enumerate(DataLoader)%' OR name LIKE 'PyTorch Profiler%' "
@@ -59,7 +59,7 @@ def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 
 def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Take the blocks that the user named as layers, if a trace has no modules and no compiled regions."""
+    """Use the blocks that the user named as layers, if a trace has no modules and no compiled regions."""
     named = f"kind = '{Kind.USER}' AND level = {int(Level.OP)} AND NOT ({_PASSIVE})"
     ((modules, blocks),) = con.execute(
         f"SELECT count(*) FILTER (kind = '{Kind.MODULE}'), count(*) FILTER ({named}) FROM seen"
@@ -113,7 +113,7 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _once(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Remove duplicates of device work: some profilers write what two activity sources recorded."""
+    """Remove duplicates of device work: some profilers write the records of two activity sources."""
     alike = "device, stream, start_ns, dur_ns, correlation_id, name"
     work = f"seen WHERE level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL"
     ((doubled,),) = con.execute(f"SELECT count(*) - count(DISTINCT hash({alike})) FROM {work}").fetchall()

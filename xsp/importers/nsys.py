@@ -1,7 +1,7 @@
-"""Reads SQLite files that Nsight Systems exported.
+"""Read SQLite files that Nsight Systems exported.
 
-One file is one rank. It may hold several processes, each with its own correlation ids, and several devices. Of what
-nsys says of the machine only the devices and the version of nsys come along: its other tables hold the environment,
+One file is one rank. It may contain several processes, each with its own correlation ids, and several devices. Of the
+data on the machine only the devices and the version of nsys are imported: the other tables contain the environment,
 the command line, and names of hosts and users.
 """
 
@@ -42,13 +42,13 @@ OVERHEADS = {
     5: "Resource creation/destruction (Profiler)", 6: "Runtime module loading (CUDA)",
     7: "Lazy function loading (CUDA)", 8: "Command buffer full (CUDA)",
 }  # fmt: skip
-"""What nsys calls kinds of overhead, for files without its list."""
+"""Nsys's names for kinds of overhead, for files without the table of these names."""
 
 IGNORED = ("ANALYSIS_", "ENUM_", "META_DATA_", "TARGET_INFO_", "NVTX_PAYLOAD_", "sqlite_")
 CALLCHAINS = {
     "CUDA_CALLCHAINS": CUDA_BACKTRACES, "OSRT_CALLCHAINS": OS_BACKTRACES, "SAMPLING_CALLCHAINS": CPU_SAMPLES,
 }  # fmt: skip
-"""Tables of stacks, which are not read; that they were recorded is counted, since it makes the host slower."""
+"""Tables of stacks, which are not read; they are counted, because recording them slows the host down."""
 
 DESCRIBING = {"NVTX_EVENTS", "StringIds", "PROCESSES", "ProcessStreams", "ThreadNames", "MODULES", "EXPORT_META_DATA",
               "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"}  # fmt: skip
@@ -64,14 +64,14 @@ class Nsys(TableImporter):
     name = "nsys"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether it is an SQLite file, or a report of nsys that must be exported first."""
+        """Return whether the file is an SQLite file, or a report of nsys that must be exported first."""
         return (head.startswith(SQLITE) and not is_rocpd(head, source)) or source.lower().endswith(REPORTS)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
         """Make the table `seen`, see `TableImporter.fill`.
 
         Raises:
-            TraceError: it is a report and no export, no SQLite file, damaged, or not nsys's.
+            TraceError: the file is a report instead of an export, not SQLite, damaged, or not from nsys.
         """
         _check(source)
         losses = Losses(self.name)
@@ -89,11 +89,11 @@ class Nsys(TableImporter):
         return Seen(run, losses)
 
 
-# --- what it is -------------------------------------------------------------------------------------------
+# --- the file ---------------------------------------------------------------------------------------------
 
 
 def _check(source: str) -> None:
-    """Refuse what must be turned into SQLite first."""
+    """Raise TraceError for a file that must be converted to SQLite first."""
     name = Path(source).name
     with open(source, "rb") as file:
         head = file.read(len(SQLITE))
@@ -109,7 +109,7 @@ def _check_tables(source: str, export: Export) -> None:
 
 
 def _run(export: Export, losses: Losses) -> dict[str, Any]:
-    """Return what the file says of the machine and of nsys."""
+    """Return the file's data on the machine and on nsys."""
     known = dict(export.rows("META_DATA_EXPORT", {"name": "VARCHAR", "value": "VARCHAR"}))
     version, schema = known.get("EXPORT_PRODUCT_VERSION"), known.get("EXPORT_SCHEMA_VERSION")
     run: dict[str, Any] = {"profiler": {"name": "Nsight Systems", "version": version, "schema": schema}}
@@ -134,7 +134,7 @@ def _machine(devices: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
 
 
 def _count_others(export: Export, losses: Losses) -> None:
-    """Count rows of tables that hold something in time, but are not read, and frames of stacks."""
+    """Count the rows of tables with timestamps that are not read, and the frames of stacks."""
     for name, what in CALLCHAINS.items():
         if name in export.tables and (count := export.count(name)):
             losses.skipped[what] += count
@@ -156,7 +156,7 @@ def _count_others(export: Export, losses: Losses) -> None:
 
 
 def _copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
-    """Make tables of the engine of all that is needed."""
+    """Copy all needed tables into the engine."""
     con.execute("CREATE OR REPLACE MACRO pid_of(packed) AS (packed >> 24) & 16777215")
     con.execute("CREATE OR REPLACE MACRO tid_of(packed) AS packed & 16777215")
     nsys_activities.copy(con, export)
@@ -181,7 +181,7 @@ _DEVICES = """
     FROM nsys_ordinals o LEFT JOIN nsys_gpus g ON g.id = o.gpuId
     WHERE o.pid IS NOT NULL AND o.cudaId IS NOT NULL AND o.gpuId BETWEEN 0 AND 65535 GROUP BY ALL
 """
-"""What a process calls its device 0 may be any of the machine's; multiprocessors are those of the device."""
+"""Device of the machine for each process and ordinal: device 0 of a process may be any device of the machine."""
 
 
 def _fill(con: duckdb.DuckDBPyConnection, losses: Losses, epoch: int) -> None:
@@ -208,9 +208,9 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses, epoch: int) -> None:
 
 
 def _find_forward(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Name the thread on which the forward operator of each backward one ran.
+    """Set the thread on which the forward operator of each backward operator ran.
 
-    Sequence numbers count per thread, so this is known only where operators of one thread of the process have them.
+    Sequence numbers count per thread, so this is known only if operators of a single thread of the process have them.
     """
     con.execute(
         f"""

@@ -1,4 +1,4 @@
-"""What CUPTI saw, of an export of nsys: device work, runtime calls, overhead; and calls of libraries that nsys traced.
+"""The CUPTI records of an nsys export: device work, runtime calls, overhead; and the library calls that nsys traced.
 
 A correlation id joins device work to its call within a process. Identifiers of processes and threads are packed into
 one number, 24 bits each.
@@ -50,20 +50,20 @@ LIBRARIES = (
     "CUDNN_EVENTS CUBLAS_EVENTS NCCL_EVENTS MPI_COLLECTIVES_EVENTS MPI_P2P_EVENTS MPI_START_WAIT_EVENTS "
     "MPI_OTHER_EVENTS"
 ).split()
-"""Tables of calls of libraries."""
+"""Tables of library calls."""
 
 COPIES = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH",
           10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}  # fmt: skip
-"""Directions of copies by CUPTI's number (CUpti_ActivityMemcpyKind); from 11 on nsys's, of unified memory."""
+"""Directions of copies by CUPTI's number (CUpti_ActivityMemcpyKind); from 11 on nsys's numbers, of unified memory."""
 
 WAITS = {1: "event", 3: "stream", 4: "context"}
-"""What a synchronisation waits for by CUPTI's number; 2 lets a stream wait, not the host."""
+"""The object that a synchronisation waits for, by CUPTI's number; with 2 a stream waits, not the host."""
 
 LAUNCHES = "Launch|^cu(da)?Mem(cpy|set)"
-"""Calls that start device work, though that may have run after the end of the recording."""
+"""Pattern of calls that start device work, even if the work ran after the end of the recording."""
 
 BY_CUDA = (2, 6, 7, 8)
-"""Overhead that is not the profiler's but CUDA's: compiling, loading code, a full command buffer."""
+"""Kinds of overhead of CUDA, not of the profiler: compiling, loading code, a full command buffer."""
 
 GRAPHS_AS_A_WHOLE = (
     "{} replays of CUDA graphs are recorded as a whole and stand as one kernel each: profile with "
@@ -72,7 +72,7 @@ GRAPHS_AS_A_WHOLE = (
 
 
 def copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
-    """Make tables of the engine of what CUPTI saw, and `nsys_calls` of the calls of libraries."""
+    """Copy the tables of CUPTI records into the engine, and make `nsys_calls` of the library calls."""
     for name, (into, columns) in TABLES.items():
         export.copy(con, name, into, columns)
     con.execute(f"CREATE OR REPLACE TABLE nsys_calls ({_shown(_TIMES | _CALL)})")
@@ -86,7 +86,7 @@ def _shown(columns: dict[str, str]) -> str:
 
 
 def names() -> str:
-    """Return the SQL of all ids of strings that are needed."""
+    """Return the SQL of the ids of all needed strings."""
     calls = ("nsys_runtime", "nsys_driver", "nsys_cupti_overhead", "nsys_profiler_overhead", "nsys_calls")
     parts = [f"SELECT {column} AS id FROM nsys_kernels" for column in ("demangledName", "shortName", "name")]
     parts += [f"SELECT {column} FROM {name}" for name in calls for column in ("nameId", "textId")]
@@ -94,12 +94,12 @@ def names() -> str:
 
 
 def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Append what CUPTI saw, and the calls of libraries, to `seen`.
+    """Append the CUPTI records and the library calls to `seen`.
 
     Args:
         con: holds the tables that `copy` makes, `nsys_strings`, `nsys_devices` (process, ordinal, device, sms) and
-            `nsys_kinds` (of memory: id, label).
-        losses: gains what was left out.
+            `nsys_kinds` (kinds of memory: id, label).
+        losses: counts what is left out.
     """
     _without_times(con, losses)
     _place(con, losses)
@@ -113,7 +113,7 @@ def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 
 def _without_times(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Leave out rows without a start and an end after it."""
+    """Delete rows without a start, or without an end after it."""
     for name, into in [*((name, into) for name, (into, _) in TABLES.items()), ("calls of libraries", "nsys_calls")]:
         unusable = f'coalesce("start" > "end" OR "start" < -{FURTHEST} OR "end" >= {FURTHEST}, true)'
         ((gone,),) = con.execute(f"DELETE FROM {into} WHERE {unusable}").fetchall()
@@ -122,7 +122,7 @@ def _without_times(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 
 def _place(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Give device work the process and the device that early versions leave out, where there is but one."""
+    """Set the process of device work, if there is only one, and device 0, where early versions omit them."""
     only = "SELECT any_value(globalTid) FROM nsys_runtime HAVING count(DISTINCT pid_of(globalTid)) = 1"
     for name in ("nsys_kernels", "nsys_graphs", "nsys_copies", "nsys_memsets"):
         con.execute(f"UPDATE {name} SET globalPid = ({only}) WHERE globalPid IS NULL")
@@ -154,7 +154,7 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 
 def listed(values: tuple[int, ...]) -> str:
-    """Return numbers as SQL lists them."""
+    """Return numbers as a list in SQL."""
     return ", ".join(map(str, values))
 
 

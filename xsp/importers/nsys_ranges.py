@@ -1,14 +1,14 @@
-"""What NVTX ranges in an export of nsys stand for.
+"""Classify NVTX ranges in an export of nsys.
 
-A range is, by its text, the first of these that fits:
+By its text, a range is the first of these that fits:
 
-- **a collective or a library's call**, in a domain of NCCL, cuBLAS and their like, or named `ncclAllReduce`, `nccl:…`;
+- **a collective or a library call**, in a domain of NCCL, cuBLAS and the like, or named `ncclAllReduce`, `nccl:…`;
 - **an operator**, written by torch.autograd.profiler.emit_nvtx: `aten::mm, seq = 12, op_id = 3, sizes = [[2, 3]]`;
-- **a step**: `ProfilerStep#3`, `step 12`, `iter_3`, `batch 5`, `train_step` that comes more than once. Only the
-  outermost such ranges of a process count, on the thread of theirs that calls CUDA most;
-- **a phase of a step**: forward, backward, optimizer, data; unless it lies inside a layer;
-- **a module**: `nn.Module: Linear_3`, a dotted path such as `model.layers.0`, and what vLLM and Lightning write;
-- **the user's own**: a layer. Around a step it belongs to the application, inside a module to the operators.
+- **a step**: `ProfilerStep#3`, `step 12`, `iter_3`, `batch 5`, or a `train_step` that occurs more than once. Only the
+  outermost such ranges of a process count, on the one of their threads that calls CUDA most;
+- **a phase of a step**: forward, backward, optimizer, data; unless it is inside a layer;
+- **a module**: `nn.Module: Linear_3`, a dotted path such as `model.layers.0`, and the forms of vLLM and Lightning;
+- **a range of the user**: a layer. Around a step it belongs to the application, inside a module to the operators.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = {
 }  # fmt: skip
 
 NESTED, FREE, DOMAINS = (59, 70), (60, 71), (75,)
-"""Kinds of rows: ranges that were pushed and popped, ranges with a start and an end, and the names of domains."""
+"""Event types: push/pop ranges, start/end ranges, and names of domains."""
 
 LIBRARY_DOMAINS = "(?i)^(nccl|nvshmem|cublas|cublaslt|cudnn|cusparse|cusolver|cufft|cccl|cub|thrust|mpi|ucx)$"
 NCCL = "^nccl(All|Reduce|Broadcast|Bcast|Send|Recv|Group|Gather|Scatter|Comm|Mem|Win)"
@@ -53,14 +53,14 @@ MODULES = (
     r"^\{['\"]Module['\"]: ['\"]([^'\"]+)['\"]",
     r"^([A-Za-z_]\w*(?:\.\w+)+)$",
 )
-"""Ranges of modules; the group is the name."""
+"""Patterns for the ranges of modules; the group is the name."""
 
 COLLECTIVES = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
     "broadcast": "broadcast", "bcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
     "send": "send", "recv": "recv", "barrier": "barrier",
 }  # fmt: skip
-"""Names of collectives, by what NCCL and torch call them without underscores, case and their word in front."""
+"""Names of collectives, by the names in NCCL and torch in lower case, without underscores and prefix."""
 
 
 def copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
@@ -69,16 +69,16 @@ def copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
 
 
 def names() -> str:
-    """Return the SQL of all ids of strings that are needed."""
+    """Return the SQL of the ids of all needed strings."""
     return "SELECT textId AS id FROM nsys_nvtx"
 
 
 def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Append what the ranges stand for to `seen`.
+    """Append the spans that the ranges stand for to `seen`.
 
     Args:
-        con: holds `nsys_nvtx`, `nsys_strings` and `seen` with what CUPTI saw.
-        losses: gains what was left out.
+        con: holds `nsys_nvtx`, `nsys_strings` and `seen` with the CUPTI records.
+        losses: counts what is left out.
     """
     _leave_out(con, losses)
     con.execute(f"CREATE OR REPLACE TEMP TABLE nsys_ranges AS {_RANGES}")
@@ -92,7 +92,7 @@ def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 
 def _leave_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Close ranges that are open at the end, and leave out rows that are none."""
+    """Make the table `nsys_domains`, delete rows that are not ranges, and count these and ranges without an end."""
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE nsys_domains AS
@@ -174,7 +174,7 @@ _COLLECTIVE = (
     + " END"
 )
 
-# torch's range says which collective it is; those of NCCL inside it are parts of it
+# torch's range names the collective; NCCL's ranges inside it are parts of it
 _CALLS = f"""
     SELECT {int(Level.LIBRARY)} AS level, '{Kind.CALL}' AS kind, text AS name, process, thread, start_ns,
            end_ns - start_ns AS dur_ns, CASE WHEN open THEN 'unclosed' ELSE 'ok' END AS status,

@@ -1,8 +1,8 @@
-"""The tables of an SQLite file that nsys exported, as tables of the engine.
+"""Copy tables of an SQLite file that nsys exported into the engine.
 
-The file is opened to be read only, and as it lies on the disk. SQLite holds any value in any column, and versions of
-nsys differ in tables and columns: a value of another type than wanted, and a column that is not there, becomes null.
-Rows go through a file of comma-separated values, which the engine reads several times faster than rows from Python.
+The file is opened read-only and immutable. SQLite accepts any value in any column, and versions of nsys differ in
+tables and columns: values of an unexpected type and missing columns become null. Rows go through a CSV file, which the
+engine reads several times faster than rows from Python.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from xsp import table
 from xsp.errors import TraceError
 
 MOST_IN_TEXT = 4096
-"""Characters of a name that are kept."""
+"""Maximum characters of a name; the rest is cut off."""
 
 MOST_IN_VALUE = 1 << 26
-"""Bytes of one value that SQLite reads; a longer one that is needed is damage, or an attack."""
+"""Maximum bytes of one value that SQLite reads; a longer needed value is damage, or an attack."""
 
 
 class Export:
     """An SQLite file of nsys, or of another profiler."""
 
     def __init__(self, source: str, folder: Path, remedy: str = "export it again from the .nsys-rep") -> None:
-        """Open it.
+        """Open the file.
 
         Args:
             source: path of the file.
-            folder: where files for the time between may lie.
-            remedy: what to do where it cannot be read.
+            folder: directory for temporary files.
+            remedy: advice in error messages if the file cannot be read.
 
         Raises:
-            TraceError: it is no SQLite file, or damaged.
+            TraceError: the file is not SQLite, or damaged.
         """
         self._source, self._folder, self._remedy = source, folder, remedy
         try:
@@ -52,27 +52,27 @@ class Export:
         except (
             sqlite3.Error,
             UnicodeDecodeError,
-        ) as error:  # the latter of SQLite's own message, which quotes the file
+        ) as error:  # the latter from an SQLite message that quotes the file
             raise self._broken(error) from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def copy(self, con: duckdb.DuckDBPyConnection, name: str, into: str, columns: Mapping[str, str]) -> bool:
-        """Make a table of the engine of one in the file; an empty one if there is none.
+        """Copy a table of the file into the engine; make an empty table if the file has none.
 
         Args:
             con: the engine.
-            name: of the table in the file.
+            name: name of the table in the file.
             into: its name in the engine.
             columns: names and types, BIGINT, DOUBLE or VARCHAR.
 
         Returns:
-            Whether it is in the file.
+            Whether the table is in the file.
 
         Raises:
-            TraceError: it cannot be read.
+            TraceError: the table cannot be read.
         """
         held = self.tables.get(name, set())
         shown = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
@@ -85,7 +85,7 @@ class Export:
     def copy_strings(self, con: duckdb.DuckDBPyConnection, wanted: str) -> None:
         """Make the table `nsys_strings` of the strings whose ids a query of the engine returns.
 
-        Only those: the others may hold what the program printed.
+        Other strings are not copied, because they may contain output of the program.
         """
         con.execute("CREATE OR REPLACE TABLE nsys_strings (id BIGINT, value VARCHAR)")
         if not {"id", "value"} <= self.tables.get("StringIds", set()):
@@ -101,13 +101,13 @@ class Export:
         self._pour(con, rows, "nsys_strings", {"id": "BIGINT", "value": "VARCHAR"})
 
     def rows(self, name: str, columns: Mapping[str, str]) -> list[tuple[Any, ...]]:
-        """Return the rows of a small table, null for columns that it does not have; none if there is no such table."""
+        """Return the rows of a small table, null for missing columns; an empty list if there is no such table."""
         held = self.tables.get(name, set())
         wanted = ", ".join(_typed(column, kind) if column in held else "NULL" for column, kind in columns.items())
         return list(self._rows(name, f"SELECT {wanted} FROM {table.quoted(name)} LIMIT 1024")) if held else []
 
     def count(self, name: str) -> int:
-        """Return how many rows a table has."""
+        """Return the number of rows of a table."""
         return int(next(self._rows(name, f"SELECT count(*) FROM {table.quoted(name)}"))[0])
 
     def _columns(self, name: str) -> set[str]:
@@ -151,7 +151,7 @@ def _text(value: bytes) -> str:
 
 
 def _typed(column: str, kind: str) -> str:
-    """Return the SQLite expression of a column's value, null where it is of another type."""
+    """Return the SQLite expression of a column's value, null if the value has another type."""
     name = table.quoted(column)
     if kind == "VARCHAR":
         return f"CASE typeof({name}) WHEN 'text' THEN substr({name}, 1, {MOST_IN_TEXT}) END"

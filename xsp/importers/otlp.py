@@ -1,12 +1,12 @@
-"""Decoded OTLP spans → rows: xsp's own go back into the columns that they came from, others come in as they are.
+"""Convert decoded OTLP spans to rows: spans of xsp get their original columns back, other spans are imported unchanged.
 
-A span is xsp's own if it carries `xsp.kind`; its attributes return by `xsp.semconv`. One of kind `run` is no
-row: it describes the run. A trace that was delivered in parts (see `xsp.otlp.zoom`) is put together again:
-folded spans stand for others and are left out, and spans of a detail trace name the trace that they are from.
+A span is xsp's own if it carries `xsp.kind`; its attributes become columns according to `xsp.semconv`. A span of kind
+`run` does not become a row, but describes the run. A trace that was delivered in parts (see `xsp.otlp.zoom`) is
+reassembled: folded spans stand for others and are left out, and spans of a detail trace name their original trace.
 
-A span of another program is a row of level APPLICATION and kind user, with its scope as its collector.
+A span of another program becomes a row of level APPLICATION and kind user, with its scope as its collector.
 
-What cannot be a row (no ids, no times, wrong types) is left out and counted by its reason.
+Spans that cannot become rows (no ids, no times, wrong types) are left out and counted by reason.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from xsp.run import Run
 from xsp.schema import COLUMNS, Kind, Level, Span
 
 LARGEST = 256 << 20
-"""Bytes of the largest line, document or message that is taken: it is decoded in memory."""
+"""Maximum bytes of a line, document or message, because it is decoded in memory."""
 
 DEEPEST = 32
-"""Lists and objects inside each other in one attribute, beyond which its span is left out."""
+"""Maximum nesting depth of lists and objects in an attribute; a span with a deeper one is left out."""
 
 FOLD = "xsp.fold."
-"""Prefix of the attributes of a folded span, which stands for several; `count` says for how many."""
+"""Prefix of the attributes of a folded span, which stands for several; `count` is their number."""
 
 TRACE_ID = "xsp.trace_id"
 PARENT_ID = "xsp.parent_id"
-"""Where a span is from that was delivered in another trace than its own."""
+"""Attributes with the original trace and parent of a span that was delivered in another trace."""
 
 _KIND, _LEVEL = "xsp.kind", "xsp.level"
 _RUN_SPAN = Kind.RUN.value
 _NOT_OURS = ("@jaeger@", "jaeger.adjuster")
-"""Prefixes of attributes that Jaeger adds when it is asked for a trace."""
+"""Prefixes of attributes that Jaeger adds when a trace is requested."""
 
 _TRACE = re.compile(r"(?!0{32})[0-9a-f]{32}")
 _SPAN = re.compile(r"(?!0{16})[0-9a-f]{16}")
 _ERROR = 2
-"""OTLP's code of a status that is an error."""
+"""OTLP's status code for an error."""
 
 _RANGE = {"SMALLINT": 1 << 15, "INTEGER": 1 << 31, "BIGINT": 1 << 63}
 _COLUMN = {column.attribute: column for column in COLUMNS if column.attribute is not None}
@@ -53,11 +53,11 @@ _ELSEWHERE = frozenset({_KIND, _LEVEL, "xsp.duration_ns", "xsp.attributes", TRAC
 
 
 class Unfit(ValueError):
-    """A span that cannot be a row; the message is the reason."""
+    """A span that cannot become a row; the message is the reason."""
 
 
 class Spoken(NamedTuple):
-    """A span as OTLP speaks of it: ids in hexadecimal digits, values as they stand there."""
+    """A span with the fields of OTLP: ids in hexadecimal digits, unconverted values."""
 
     trace_id: Any
     span_id: Any
@@ -80,31 +80,31 @@ class Part(NamedTuple):
 
 
 class Reader:
-    """Turns parts into rows, and remembers the runs that it met."""
+    """Converts parts into rows, and collects the runs."""
 
     def __init__(self, losses: Losses, unit_ns: int = 1) -> None:
         """Start without runs.
 
         Args:
-            losses: where what is left out is counted.
-            unit_ns: of the times in the source.
+            losses: counts what is left out.
+            unit_ns: resolution of the times in the source, in nanoseconds.
         """
         self.losses = losses
         self.runs: list[Run] = []
         self.links: set[str] = set()
-        """Traces that spans of xsp's link to."""
+        """Ids of the traces that spans of xsp link to."""
 
         self.folded = 0
-        """Spans that are in detail traces, as the folded ones say."""
+        """Number of spans in detail traces, according to the folded spans."""
 
         self.restored = 0
-        """Spans that came from detail traces."""
+        """Number of spans that were read from detail traces."""
 
         self._place: dict[str, int] = {}
         self._unit_ns = unit_ns
 
     def rows(self, parts: Iterable[Part]) -> Iterator[Row]:
-        """Yield the rows of all parts, and count what is none."""
+        """Yield the rows of all parts, and count spans that cannot become rows."""
         for part in parts:
             run = self._run_of(part.resource)
             for spoken in part.spans:
@@ -118,7 +118,7 @@ class Reader:
                     yield Row(span, run)
 
     def close(self) -> None:
-        """Say what only the whole source shows."""
+        """Add the notes that depend on the whole source."""
         if self.folded > self.restored:
             self.losses.note(
                 f"{self.folded - self.restored} spans are in detail traces that were not given; "
@@ -143,7 +143,7 @@ class Reader:
         return self._own(part, spoken, placed)
 
     def _own(self, part: Part, spoken: Spoken, placed: Span) -> Span | None:
-        """Return a span of xsp's as it was in the table; None if it only stands for others."""
+        """Return a span of xsp with its original columns; None if it only stands for others."""
         attributes = spoken.attributes
         count = attributes.get(f"{FOLD}count")
         if count is not None:
@@ -167,7 +167,7 @@ class Reader:
         return placed._replace(**known, attributes=_nested(own))
 
     def _origin(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return where a span is from that was delivered in another trace than its own."""
+        """Return the original trace and parent of a span that was delivered in another trace."""
         found: dict[str, Any] = {}
         if TRACE_ID in attributes:
             self.restored += 1
@@ -178,7 +178,7 @@ class Reader:
         return found
 
     def _foreign(self, part: Part, spoken: Spoken, placed: Span) -> Span:
-        """Return another program's span."""
+        """Return a span of another program."""
         attributes = {name: value for name, value in spoken.attributes.items() if not name.startswith(_NOT_OURS)}
         service = part.resource.get("service.name")
         if service is not None:
@@ -207,7 +207,7 @@ class Reader:
     # --- runs -----------------------------------------------------------------------------------------
 
     def _run_of(self, resource: Mapping[str, Any]) -> str:
-        """Return the id of a resource's run, and remember what the resource says of it."""
+        """Return the id of a resource's run, and keep the resource's description of it."""
         identity = resource.get(semconv.RUN_ID)
         if not isinstance(identity, str) or not identity:
             return ""
@@ -227,7 +227,7 @@ class Reader:
         return identity if identity in self._place else ""
 
     def _describe(self, text: Any) -> None:
-        """Take what a run's own span says."""
+        """Keep the description in a run's own span."""
         if not isinstance(text, str):
             self.losses.changed["span of a run without a description"] += 1
             return
@@ -282,7 +282,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return text that every reader of UTF-8 takes."""
+    """Return text that can be encoded as UTF-8."""
     if not isinstance(value, str):
         raise Unfit("its name or one of its texts is none")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
@@ -296,7 +296,7 @@ def _nested(attributes: Mapping[str, Any]) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON holds and that means the same."""
+    """Return an equivalent value that JSON can represent."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,7 +1,7 @@
-"""OTLP in JSON: the lines of the Collector's file exporter, or one document; plain or gzip.
+"""Read OTLP in JSON: the lines of the Collector's file exporter, or a single document; plain or gzip.
 
-Ids are hexadecimal digits, 64-bit integers strings or numbers, enums numbers or names, as OTLP says. Lines are
-read one at a time. Needs no package beyond xsp's own.
+As OTLP specifies, ids are hexadecimal digits, 64-bit integers are strings or numbers, enums are numbers or names.
+Lines are read one at a time. No package beyond xsp's own dependencies is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OtlpJson(RowImporter):
     name = "otlp-json"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether the first object of the file is one of OTLP's."""
+        """Return whether the first object of the file is an OTLP object."""
         return _OURS.match(head.removeprefix(_BOM)) is not None
 
     def read(self, source: str) -> Imported:
@@ -50,10 +50,10 @@ class OtlpJson(RowImporter):
 
 
 def documents(file: IO[bytes], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the JSON objects of a file and their places: one a line, or a single one over all lines.
+    """Yield the JSON objects of a file with their positions: one per line, or a single object over all lines.
 
     Raises:
-        TraceError: something else stands there; the message names the line.
+        TraceError: the file contains something else; the message names the line.
     """
     number = 0
     while line := _line(file, source, number + 1):
@@ -70,7 +70,7 @@ def documents(file: IO[bytes], source: str) -> Iterator[tuple[str, dict[str, Any
 
 
 def _ends(line: bytes) -> bool:
-    """Return whether a first line can be a whole object; if not, the object goes on over the next ones."""
+    """Return whether a first line can be a whole object; if not, the object continues on the next lines."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -89,10 +89,10 @@ def _line(file: IO[bytes], source: str, number: int) -> bytes:
 
 
 def whole(file: IO[bytes], source: str, most: int = LARGEST) -> bytes:
-    """Return what is left of a file, if it is not too large to be decoded in memory.
+    """Return the rest of a file, if it is not too large to be decoded in memory.
 
     Raises:
-        TraceError: it is, or it cannot be read.
+        TraceError: the rest is too large, or cannot be read.
     """
     try:
         rest = file.read(most + 1)
@@ -104,10 +104,10 @@ def whole(file: IO[bytes], source: str, most: int = LARGEST) -> bytes:
 
 
 def parsed(text: bytes, place: str) -> dict[str, Any]:
-    """Return a JSON object.
+    """Parse a JSON object.
 
     Raises:
-        TraceError: it is something else, or cut off; the message names the place.
+        TraceError: the text is something else, or truncated; the message names the position.
     """
     try:
         document = json.loads(text)
@@ -122,11 +122,11 @@ def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
     """Yield the parts of an OTLP document.
 
     Args:
-        document: with `resourceSpans`.
-        place: where it stands, for errors.
+        document: object with `resourceSpans`.
+        place: position of the document, for error messages.
 
     Raises:
-        TraceError: its structure is not OTLP's.
+        TraceError: the structure is not OTLP's.
     """
     for resource in _list(document, "resourceSpans", place):
         resource = _object(resource, place, "an item of resourceSpans")
@@ -143,7 +143,7 @@ def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
 
 
 def spoken(span: Any) -> Spoken | Unfit:
-    """Return one span, decoded; or the reason why it cannot be."""
+    """Return a decoded span, or the reason why it cannot be decoded."""
     if not isinstance(span, dict):
         return Unfit("it is no JSON object")
     status = span.get("status")
@@ -167,10 +167,10 @@ def spoken(span: Any) -> Spoken | Unfit:
 
 
 def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
-    """Return a list of OTLP's key-value pairs as a dictionary.
+    """Return a list of OTLP key-value pairs as a dictionary.
 
     Raises:
-        Unfit: it is something else.
+        Unfit: the value is not such a list.
     """
     if pairs is None:
         return {}
@@ -185,10 +185,10 @@ def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
 
 
 def value_of(value: Any, depth: int = 0) -> Any:
-    """Return OTLP's `AnyValue` as what it means; None where it holds nothing.
+    """Return the value of an OTLP `AnyValue`; None if it is empty.
 
     Raises:
-        Unfit: it is something else.
+        Unfit: it is not an `AnyValue`.
     """
     if not value:
         return None
@@ -214,7 +214,7 @@ def value_of(value: Any, depth: int = 0) -> Any:
 
 
 def integer(value: Any) -> int | None:
-    """Return a 64-bit integer that is written as a number or as a string; None if it is none."""
+    """Return a 64-bit integer that is written as a number or as a string; None for other values."""
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
     whole = isinstance(value, int) and not isinstance(value, bool)

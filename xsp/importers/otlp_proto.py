@@ -1,7 +1,7 @@
-"""OTLP in protobuf: one message (`TracesData`, an export request), or the Collector's file exporter's messages,
-each behind its length in four bytes, most significant first; plain or gzip.
+"""Read OTLP in protobuf: a single message (`TracesData`, an export request), or messages of the Collector's file
+exporter, each after its length in four bytes, most significant first; plain or gzip.
 
-Messages are read one at a time, by the official classes of `opentelemetry-proto` (extra `otel`).
+Messages are read one at a time, with the official classes of `opentelemetry-proto` (extra `otel`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xsp.importers.otlp import DEEPEST, LARGEST, Part, Reader, Spoken, Unfit
 
 _LENGTH = struct.Struct(">I")
 _RESOURCE_SPANS = 0x0A
-"""The tag that an OTLP message of spans begins with: field 1, of a length."""
+"""First byte of an OTLP message of spans: the tag of field 1 with a length."""
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -29,7 +29,7 @@ class OtlpProto(RowImporter):
     name = "otlp-proto"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether the file begins like a message of OTLP's, or like the length of one."""
+        """Return whether the file begins with an OTLP message, or with the length of one."""
         return _ZSTD in (head[:4], head[4:8]) or _is_message(head) or _is_message(head[4:], _length(head))
 
     def read(self, source: str) -> Imported:
@@ -51,7 +51,7 @@ def _length(head: bytes) -> int | None:
 
 
 def _is_message(content: bytes, length: int | None = None) -> bool:
-    """Return whether this is the start of a message: its first field fits in, and begins as resource spans do."""
+    """Return whether the content is the start of a message: the first field fits, and begins like resource spans."""
     if not content or content[0] != _RESOURCE_SPANS:
         return False
     size, place = 0, 1
@@ -68,7 +68,7 @@ def _is_message(content: bytes, length: int | None = None) -> bool:
 
 
 def _bodies(source: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the messages of a file, and their places."""
+    """Yield the messages of a file with their positions."""
     with opened(Path(source)) as file:
         head = _read(file, 8, source, 0)
         if _ZSTD in (head[:4], head[4:8]):
@@ -120,16 +120,16 @@ def _message_class() -> Any:
 
 
 def decoded(body: bytes, place: str) -> Any:
-    """Return a message of spans.
+    """Decode a message of spans.
 
     Raises:
-        TraceError: it is cut off or no OTLP.
+        TraceError: it is truncated or not OTLP.
         PluginError: the package that decodes it is missing.
     """
     message = _message_class()()
     try:
         message.ParseFromString(body)
-    except Exception as error:  # protobuf's implementations raise different things
+    except Exception as error:  # implementations of protobuf raise different errors
         raise TraceError(f"{place}: not OTLP, or cut off in the middle ({error})") from error
     return message
 
@@ -150,7 +150,7 @@ def parts_of(message: Any, place: str) -> Iterator[Part]:
 
 
 def spoken(span: Any) -> Spoken | Unfit:
-    """Return one span, decoded; or the reason why it cannot be."""
+    """Return a decoded span, or the reason why it cannot be decoded."""
     try:
         return Spoken(
             trace_id=span.trace_id.hex(),
@@ -168,7 +168,7 @@ def spoken(span: Any) -> Spoken | Unfit:
 
 
 def value_of(value: Any, depth: int = 0) -> Any:
-    """Return OTLP's `AnyValue` as what it means; None where it holds nothing.
+    """Return the value of an OTLP `AnyValue`; None if it is empty.
 
     Raises:
         Unfit: it is nested too deeply.

@@ -36,7 +36,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass
 class Around:
-    """What a file contains beside its trace events."""
+    """The content of a file besides its trace events."""
 
     keys: dict[str, Any] = field(default_factory=dict)
     """The other top-level keys."""
@@ -66,7 +66,7 @@ def before(source: str, text: mmap.mmap) -> tuple[int, dict[str, Any]]:
 
 
 def _end_of_value(source: str, text: mmap.mmap, place: int, most: int) -> int:
-    """Return where the JSON value ends that begins at a place; it must end before another."""
+    """Return the end of the JSON value that begins at `place`; it must end before `most`."""
     if text[place : place + 1] not in (b"{", b"[", b'"'):
         found = _SCALAR.match(text, place, most)
         return found.end() if found else place
@@ -86,10 +86,10 @@ def _parsed(source: str, text: bytes, place: int) -> Any:
 
 
 def after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | None, dict[str, Any]]:
-    """Return where the array ends that begins at a place, and the keys after it; for a bare one not closed, None.
+    """Return the end of the array that begins at `start`, and the keys after it; None for an unclosed bare array.
 
-    Its bracket is the first one from which on the rest of the file is the rest of an object. It is sought from the end
-    of the file backwards, further and further, until a trace event stands before it: keys after it may hold arrays.
+    It is the first bracket after which the file is the rest of an object. It is searched in a window at the end of the
+    file, which grows until it contains a trace event before the bracket: keys after the array may contain arrays too.
     """
     size, window, left = len(text), 1 << 12, MOST_TRIED
     if bare:
@@ -109,7 +109,7 @@ def after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | N
 
 
 def _ends(text: mmap.mmap, low: int) -> Iterator[int]:
-    """Yield where arrays may end, from a place on, in bounded memory: pages that were passed are let go."""
+    """Yield the positions after closing brackets, from `low` on, in bounded memory: pages read are released."""
     for at in range(low, len(text), MOST_AROUND):
         for found in _BRACKET.finditer(text, at, at + MOST_AROUND):
             yield found.end()
@@ -118,10 +118,10 @@ def _ends(text: mmap.mmap, low: int) -> Iterator[int]:
 
 
 def _rest(text: mmap.mmap, place: int) -> tuple[dict[str, Any] | None, int]:
-    """Return the keys from a place on to the end of the file, and how many bytes that took to find out.
+    """Return the keys from `place` to the end of the file, and the number of bytes that were tried.
 
-    None are the keys if the rest of an object is not all that follows. A little is tried first: an object that ends
-    early, inside of the array, is most often short.
+    The keys are None if anything but the rest of an object follows. A short piece is tried first: an object that ends
+    inside the array is usually short.
     """
     held, tried = 1 << 9, 0
     while True:
@@ -144,12 +144,12 @@ def _rest(text: mmap.mmap, place: int) -> tuple[dict[str, Any] | None, int]:
 
 
 def _head(text: mmap.mmap, place: int) -> str:
-    """Return a little of what stands from a place on, and the end of the file: blank where nothing more comes."""
+    """Return the first bytes from `place` on, and the end of the file; blank if nothing follows."""
     return (text[place : place + 64] + text[max(place, len(text) - 64) :]).decode("utf-8", "replace")
 
 
 def last(source: str, copy: Path) -> int:
-    """Return where the last event ends of an array that is not closed."""
+    """Return the end of the last event of an unclosed array."""
     with open(copy, "rb") as file:
         size = os.path.getsize(copy)
         file.seek(max(0, size - CHUNK))

@@ -1,8 +1,8 @@
-"""Reads what rocprofv3 writes: rocpd databases (SQLite, schema 3) and its own JSON.
+"""Read files of rocprofv3: rocpd databases (SQLite, schema 3) and its own JSON.
 
-Both hold the same: kernels, copies, calls of HIP, HSA and RCCL, and ranges of roctx, joined by a correlation id
-within a process. One file is one rank. Ranges are read as those of NVTX are (`xsp.importers.nsys_ranges`). What the
-files say of people and machines (command line, environment, host) stays behind.
+Both have the same content: kernels, copies, calls of HIP, HSA and RCCL, and roctx ranges, joined by a correlation id
+within a process. One file is one rank. Ranges are classified like NVTX ranges (`xsp.importers.nsys_ranges`). Data on
+people and machines (command line, environment, host) is not imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from xsp.schema import Column, Kind, Level
 SQLITE = b"SQLite format 3\0"
 KEY = "rocprofiler-sdk-tool"
 MOST_JSON = 1 << 30
-"""Bytes of a JSON document that are read at once; a rocpd database is read in bounded memory."""
+"""Maximum bytes of a JSON document, which is read at once; a rocpd database is read in bounded memory."""
 
 _TIMES = {"start": "BIGINT", "end": "BIGINT"}
 _OF = {"pid": "BIGINT", "tid": "BIGINT", "event_id": "BIGINT"}
@@ -47,7 +47,7 @@ READ = {
     "rocpd_info_process": {"id": "BIGINT", "pid": "BIGINT"},
     "rocpd_info_thread": {"id": "BIGINT", "tid": "BIGINT"},
 }  # fmt: skip
-"""Tables of rocpd and the columns of them that are read. Each stands once for every process, with its id behind it."""
+"""Tables of rocpd with the columns that are read. Each table exists once per process, with a suffix in its name."""
 
 ROWS = {
     "roc_kernels": {"name": "VARCHAR", "agent": "BIGINT", "stream": "BIGINT", "grid": "BIGINT[]", "block": "BIGINT[]",
@@ -55,7 +55,7 @@ ROWS = {
     "roc_copies": {"name": "VARCHAR", "target": "BIGINT", "source": "BIGINT", "stream": "BIGINT", "bytes": "BIGINT"},
     "roc_calls": {"name": "VARCHAR", "category": "VARCHAR", "text": "VARCHAR", "thread": "BIGINT"},
 }  # fmt: skip
-"""What both formats become before `seen`; each also has the columns of `_WHERE`."""
+"""Intermediate tables for both formats; each also has the columns of `_WHERE`."""
 
 _WHERE = {"process": "BIGINT", "correlation": "BIGINT", "start_ns": "BIGINT", "end_ns": "BIGINT"}
 _MARKERS = "category LIKE 'MARKER%'"
@@ -67,14 +67,14 @@ class Rocprof(TableImporter):
     name = "rocprof"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether it is a rocpd database, or JSON of rocprofv3."""
+        """Return whether the file is a rocpd database, or JSON of rocprofv3."""
         return (head.lstrip()[:1] == b"{" and f'"{KEY}"'.encode() in head) or is_rocpd(head, source)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
         """Make the table `seen`, see `TableImporter.fill`.
 
         Raises:
-            TraceError: it is damaged, too large, or of a schema that is not known.
+            TraceError: the file is damaged, too large, or has an unknown schema.
         """
         losses = Losses(self.name)
         for name, columns in ROWS.items():
@@ -93,7 +93,7 @@ class Rocprof(TableImporter):
 
 
 def is_rocpd(head: bytes, source: str) -> bool:
-    """Return whether a file is a rocpd database; nsys exports SQLite too."""
+    """Return whether a file is a rocpd database, as opposed to an SQLite export of nsys."""
     if not head.startswith(SQLITE):
         return False
     try:
@@ -112,7 +112,7 @@ def _columns(columns: Mapping[str, str]) -> list[Column]:
 
 
 class _Agent:
-    """A GPU; its place in the list is the number of the device."""
+    """A GPU; its index in the list is the number of the device."""
 
     def __init__(self, identity: Any, name: Any, more: Mapping[str, Any]) -> None:
         self.id = identity if isinstance(identity, int) else -1
@@ -278,7 +278,7 @@ def _internal(each: Mapping[str, Any]) -> Any:
 
 
 def _handle(value: Any) -> Any:
-    """Return an id, which stands by itself or in an object; handles of 64 bits do not all fit a signed column."""
+    """Return an id, given directly or in an object, as a signed number, because columns hold signed 64-bit integers."""
     found = value.get("handle") if isinstance(value, Mapping) else value
     return found - (1 << 64) if isinstance(found, int) and found >= 1 << 63 else found
 
@@ -318,7 +318,7 @@ def _fill(con: duckdb.DuckDBPyConnection, agents: Iterable[_Agent], losses: Loss
 
 
 def _ranges(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Read ranges of roctx as those of NVTX: identifiers of process and thread are packed as nsys packs them."""
+    """Read roctx ranges like NVTX ranges: identifiers of process and thread are packed as in nsys."""
     con.execute("CREATE OR REPLACE MACRO pid_of(packed) AS (packed >> 24) & 16777215")
     con.execute("CREATE OR REPLACE MACRO tid_of(packed) AS packed & 16777215")
     con.execute("CREATE OR REPLACE TABLE nsys_strings (id BIGINT, value VARCHAR)")

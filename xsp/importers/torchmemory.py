@@ -1,8 +1,8 @@
-"""Reads what PyTorch writes of memory alone: snapshots of the caching allocator, and timelines of its profiler.
+"""Read memory records of PyTorch: snapshots of the caching allocator, and memory timelines of its profiler.
 
-A snapshot (`torch.cuda.memory._dump_snapshot`) is a pickle, and a pickle is a program. It is read by an unpickler that
-makes dictionaries, lists, tuples, texts and numbers and refuses to name any class or function, which is all that a
-snapshot needs; nothing of the file is ever run. Timelines (`prof.export_memory_timeline`) are JSON.
+A snapshot (`torch.cuda.memory._dump_snapshot`) is a pickle, and a pickle can run code. It is read by an unpickler that
+creates only dictionaries, lists, tuples, strings and numbers, which is all that a snapshot needs, and rejects every
+class or function; no code of the file ever runs. Timelines (`prof.export_memory_timeline`) are JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, TableImporter, 
 from xsp.schema import Column, Kind, Level
 
 MOST = 1 << 30
-"""Bytes that are read at once; PyTorch holds a snapshot in memory too."""
+"""Maximum bytes of a file, which is read at once; PyTorch holds a snapshot in memory too."""
 
 CATEGORIES = (
     "parameter",
@@ -34,17 +34,17 @@ CATEGORIES = (
     "autograd detail",
     "unknown",
 )
-"""What a timeline divides memory into, in its order (torch/profiler/_memory_profiler.py, `_CATEGORY_TO_INDEX`)."""
+"""Categories of memory in a timeline, in its order (torch/profiler/_memory_profiler.py, `_CATEGORY_TO_INDEX`)."""
 
 LATEST = FURTHEST - 1000
-"""Nanoseconds: a microsecond more fits as well, in which the last change is seen."""
+"""Maximum time in nanoseconds; the span around all changes ends a microsecond after the last one, and must fit too."""
 
 _ROWS = [Column(name, kind, "") for name, kind in
          {"number": "BIGINT", "start_ns": "BIGINT", "type": "VARCHAR", "alloc_bytes": "BIGINT",
           "attributes": "VARCHAR"}.items()]  # fmt: skip
 
 Rows = Iterator[tuple[int, str | None, int, dict[str, Any]]]
-"""Nanoseconds, what the memory is for, how many bytes more or less there are, and attributes."""
+"""Nanoseconds, category of the memory, change in bytes, and attributes."""
 
 
 class TorchMemory(TableImporter):
@@ -53,7 +53,7 @@ class TorchMemory(TableImporter):
     name = "torch-memory"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether it is a pickle, or an array of arrays of numbers."""
+        """Return whether the file is a pickle, or an array of arrays of numbers."""
         start = bytes(head[:64]).translate(None, b" \t\r\n")
         return _is_pickle(head) or (start[:2] == b"[[" and start[2:3] in b"-0123456789" and len(start) > 2)
 
@@ -61,7 +61,7 @@ class TorchMemory(TableImporter):
         """Make the table `seen`, see `TableImporter.fill`.
 
         Raises:
-            TraceError: it is damaged, too large, would run code, or holds something else.
+            TraceError: the file is damaged, too large, would run code, or has other content.
         """
         losses = Losses(self.name)
         with opened(Path(source)) as file:
@@ -110,7 +110,7 @@ def _is_pickle(head: bytes) -> bool:
 
 
 class _Plain(pickle.Unpickler):
-    """Makes plain values and refuses everything that a pickle could run."""
+    """Creates plain values and rejects everything that a pickle could run."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, which a snapshot of memory does not")
@@ -131,7 +131,7 @@ def _snapshot(source: str, content: bytes, losses: Losses) -> Rows:
 
 
 def _changes(found: dict[str, Any], losses: Losses) -> Rows:
-    """Yield the changes of each device; totals follow from what is taken at the end, which the segments say."""
+    """Yield the changes of each device; totals are computed backwards from the final state, which the segments give."""
     for device, trace in enumerate(found["device_traces"]):
         taken = held = 0
         for segment in found.get("segments", []):
@@ -160,11 +160,11 @@ def _changes(found: dict[str, Any], losses: Losses) -> Rows:
 
 _TAKES = {"alloc": 1, "free_completed": -1}
 _HOLDS = {"segment_alloc": 1, "segment_free": -1, "segment_map": 1, "segment_unmap": -1}
-"""Events that change what is allocated, and what the allocator holds."""
+"""Events that change the allocated bytes, and the bytes that the allocator reserves; with their signs."""
 
 
 def _frame(each: dict[str, Any]) -> str | None:
-    """Return where memory was asked for: the innermost frame of Python outside of torch, without directories."""
+    """Return the origin of an allocation: the innermost Python frame outside torch, without directories."""
     frames = [frame for frame in each.get("frames") or [] if _text(frame.get("filename")).endswith(".py")]
     own = [frame for frame in frames if "torch" not in PurePath(frame["filename"]).parts]
     found = next(iter(own or frames), None)
@@ -174,7 +174,7 @@ def _frame(each: dict[str, Any]) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """Return a text of the file; a value of another type may be larger, written out, than memory."""
+    """Return a text of the file; a value of another type is not converted, as its text could exceed the memory."""
     return value[:1024] if isinstance(value, str) else "of no name"
 
 
@@ -197,7 +197,7 @@ def _timeline(source: str, content: bytes, losses: Losses) -> Rows:
 
 
 def _by_category(times: Sequence[int], sizes: Sequence[Sequence[int]]) -> Rows:
-    """Yield how much more or less of each category there is; sizes begin with a column of zeros."""
+    """Yield the changes of each category; the rows of `sizes` begin with a column of zeros."""
     before = [0] * (len(CATEGORIES) + 1)
     for time, row in zip(times, sizes, strict=True):
         for place, category in enumerate(CATEGORIES, 1):
@@ -208,9 +208,9 @@ def _by_category(times: Sequence[int], sizes: Sequence[Sequence[int]]) -> Rows:
 
 
 def _raw(rows: Sequence[Sequence[int]]) -> Rows:
-    """Yield the changes of a raw timeline: nanoseconds, action, bytes more or less, category.
+    """Yield the changes of a raw timeline, whose rows are nanoseconds, action, change in bytes, category.
 
-    What was there before the recording has the time -1. Memory that changes its category is let go and taken again.
+    Memory from before the recording has the time -1. Memory that changes its category is freed and allocated again.
     """
     taken, first = 0, min((row[0] for row in rows if row[0] >= 0), default=0)
     for time, _, change, category in rows:

@@ -57,7 +57,7 @@ class Taker(Protocol):
     """Stores trace events. They arrive in portions, in any order, from several threads."""
 
     args: ClassVar[str]
-    """SQL of what to keep of `args`, which is JSON; it may use other columns of the format."""
+    """SQL of the part of `args`, which is JSON, to keep; it may use other columns of the format."""
 
     more: ClassVar[Mapping[str, str]]
     """SQL of further columns, by name; a later one may use an earlier one."""
@@ -72,11 +72,11 @@ class Taker(Protocol):
         ...
 
     def take(self, con: duckdb.DuckDBPyConnection) -> None:
-        """Copy what is needed from the table `portion` into them.
+        """Copy what is needed from the table `portion` into the tables that `begin` made.
 
-        Its columns are `number` (increasing with the place in the file), those of the format as text (`ph`, `cat`,
-        `name`, `pid`, `tid`, `id`, `bp`), `ts_ns` and `dur_ns` (nanoseconds as BIGINT; null if there is no number),
-        `args`, and those of `more`.
+        The columns of `portion` are `number` (increasing with the position in the file), those of the format as text
+        (`ph`, `cat`, `name`, `pid`, `tid`, `id`, `bp`), `ts_ns` and `dur_ns` (nanoseconds as BIGINT; null if there is
+        no number), `args`, and those of `more`.
         """
         ...
 
@@ -88,11 +88,11 @@ class Events:
     more: ClassVar[Mapping[str, str]] = {}
 
     def begin(self, con: duckdb.DuckDBPyConnection, before: Mapping[str, Any]) -> None:
-        """Remove a table of that name."""
+        """Drop an existing table `events`."""
         con.execute("DROP TABLE IF EXISTS events")
 
     def take(self, con: duckdb.DuckDBPyConnection) -> None:
-        """Append a portion."""
+        """Append a portion to the table."""
         con.execute("CREATE TABLE IF NOT EXISTS events AS FROM portion LIMIT 0")
         con.execute("INSERT INTO events FROM portion")
 
@@ -102,11 +102,11 @@ def read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker) -> Around:
 
     Args:
         con: an engine.
-        source: path of a file, perhaps gzip.
+        source: path of a file, possibly gzip.
         taker: stores the events; its `begin` can be called twice.
 
     Raises:
-        TraceError: it cannot be read, or is no such JSON; with the place.
+        TraceError: the file cannot be read, or has another structure; the message gives the position.
     """
     try:
         return _read(con, source, taker, PIECE)
@@ -144,7 +144,7 @@ class _Piece(NamedTuple):
 
     path: Path
     place: int
-    """Of its first byte in the file."""
+    """Position of its first byte in the file."""
 
     first: bool
     last: bool
@@ -188,7 +188,7 @@ def _times_as_text(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _pieces(chunks: Iterable[bytes], folder: Path, size: int | None) -> Iterator[_Piece]:
-    """Write pieces of about a size (None: a single piece), and yield each when it is written."""
+    """Write pieces of approximately `size` bytes (None: a single piece), and yield each when it is written."""
     place = number = 0
     path = folder / "0.json"
     out = open(path, "wb")  # noqa: SIM115 (closed below, whichever it is then)

@@ -1,1 +1,1 @@
-"""Spans that come from elsewhere, in any order and perhaps twice, become run directories."""
+"""Make run directories of spans from other sources, which may arrive in any order and more than once."""

@@ -1,6 +1,6 @@
-"""Removes duplicates among the spans that arrived, and groups them into jobs.
+"""Remove duplicates among the spans that arrived, and group the spans into jobs.
 
-Rows arrive in a table `arrived`: the columns of `xsp.schema.COLUMNS`, and `run`, the id of the run that a span is of.
+Rows arrive in a table `arrived`: the columns of `xsp.schema.COLUMNS`, and `run`, the id of the run of the span.
 A span that arrived twice (the same trace and span id) counts once. The ranks of a distributed program, which share
 a trace, are one **job**.
 """
@@ -24,7 +24,7 @@ from xsp.schema import COLUMNS, Column, Kind
 ARRIVED = (*COLUMNS, Column("run", "VARCHAR", "id of the run that the span is of; empty where it does not say"))
 
 OTHERS = "services"
-"""Directory of spans in traces without a run of xsp: those of services, and of `xsp.instrument` in them."""
+"""Name of the directory for traces without a run of xsp: spans of services, and of `xsp.instrument` in services."""
 
 RUNS = "runs"
 """Kind of a directory that holds several runs that were imported together."""
@@ -37,17 +37,17 @@ BATCH = 8192
 
 
 class Job(NamedTuple):
-    """Runs that belong together: one, or the ranks of a distributed program."""
+    """Runs that belong together: a single run, or the ranks of a distributed program."""
 
     run: Run
-    """What is known of it; with `ranks`, if it is several."""
+    """The content of `run.json`; with `ranks` if there are several."""
 
     ids: tuple[str, ...]
-    """Of its runs; empty for spans of no run."""
+    """Ids of the runs; the empty string stands for spans of no run."""
 
 
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
-    """Return an engine whose tables lie in a file, so that memory does not grow with them."""
+    """Return an engine that keeps its tables in a file, so that memory does not grow with them."""
     con = table.spilling(folder, MEMORY)
     con.execute(f"ATTACH {table.place(folder / 'arrived.duckdb')} AS arrived")
     con.execute("USE arrived")
@@ -56,10 +56,10 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
 
 
 def take(con: duckdb.DuckDBPyConnection, rows: Iterable[Row]) -> None:
-    """Append rows to the table `arrived`, a batch at a time, making it if need be.
+    """Append rows to the table `arrived` in batches; create the table if it does not exist.
 
     Raises:
-        TraceError: a value that the engine does not hold.
+        TraceError: a value does not fit its column.
     """
     columns = ", ".join(f"{column.name} {column.type}" for column in ARRIVED)
     con.execute(f"CREATE TABLE IF NOT EXISTS arrived ({columns})")
@@ -72,10 +72,10 @@ def take(con: duckdb.DuckDBPyConnection, rows: Iterable[Row]) -> None:
 
 
 def read(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[list[Run], list[Losses]]:
-    """Take all rows of some sources.
+    """Append all rows of the sources to the table `arrived`.
 
     Returns:
-        What they say of their runs, the latest of each, and what each source lost.
+        The runs of the sources, for each run the latest description, and the losses of each source.
     """
     runs: dict[str | None, Run] = {}
     for source in sources:
@@ -87,10 +87,10 @@ def read(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[l
 
 
 def once(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
-    """Make the table `distinct_spans` of what arrived, each span once.
+    """Make the table `distinct_spans` of the spans that arrived, each span once.
 
     Returns:
-        How many came again.
+        The number of duplicates.
     """
     con.execute(
         f"""
@@ -107,11 +107,11 @@ def once(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
 
 
 def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Run]) -> list[Job]:
-    """Return the jobs that the distinct spans are of, and give spans of no run to the job whose trace they are in.
+    """Return the jobs of the distinct spans, and assign spans of no run to the job whose trace they are in.
 
     Args:
         con: holds `distinct_spans`, after `once`.
-        runs: what is known of the runs.
+        runs: the known runs.
     """
     known = {str(run.id): run for run in runs}
     traces = dict(con.execute("SELECT run, min(trace_id) FROM distinct_spans WHERE run <> '' GROUP BY run").fetchall())
@@ -137,13 +137,13 @@ def _named(identity: str) -> Run:
 
 
 def job_of(run: Run, trace_id: str) -> str:
-    """Return what the runs of one job have in common: a distributed program's trace, else the run itself."""
+    """Return the key that the runs of a job share: the trace id of a distributed program, else the id of the run."""
     together = (run.world_size or 1) > 1 or run.is_job
     return (together and (run.otel.trace_id if run.otel is not None else trace_id)) or str(run.id)
 
 
 def as_one(runs: Sequence[Run]) -> Job:
-    """Return runs as one: of the ranks the lowest speaks for all, and what the launcher says stands above it."""
+    """Return runs as one job: fields come from the lowest rank, and fields of the launcher's run override them."""
     ranks = sorted((run for run in runs if not run.is_job), key=lambda run: run.rank or 0)
     ids = tuple(str(run.id) for run in (*ranks, *runs))
     content = {name: value for run in (*ranks[:1], *runs) if run in ranks[:1] or run not in ranks
@@ -156,7 +156,7 @@ def as_one(runs: Sequence[Run]) -> Job:
 
 
 def name_of(run: Run) -> str:
-    """Return a name for a run's directory: what the run is called, and the start of its id."""
+    """Return a name for a run's directory: the name of the run and the start of its id."""
     name, identity = (
         "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in part)
         for part in (run.name, run.id or "")

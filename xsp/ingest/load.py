@@ -1,5 +1,5 @@
-"""Load what was recorded: run directories, programs that were run once per level, Parquet files of spans; and
-what others give back, through the importers."""
+"""Load recorded spans: run directories, programs that were run once per level, Parquet files of spans; and traces of
+other tools, through the importers."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def load(
         path: a run directory; a `.parquet` file with the columns of `xsp.schema.COLUMNS`; a file, a folder with a
             trace per rank, or a URL that one of the importers recognises (see docs/use/importing.md).
         skip_damaged: skip damaged segments, with a note in `run["notes"]`, instead of raising.
-        trace_id: id of the trace to fetch, if the URL is that of a Jaeger.
-        kind: kind of step of which the figures are, by its number or a part of its name; default: the kind that takes
+        trace_id: id of the trace to fetch, if the URL is the address of a Jaeger.
+        kind: kind of step to compute figures for, by its number or a part of its name; default: the kind that takes
             most of the loop's time.
 
     Returns:
-        The trace. A run that was interrupted loads with the steps that were stored.
+        The trace. An interrupted run loads with the steps that were stored.
 
     Raises:
         TraceError: the path does not exist, is not a run or a trace, is damaged, or was written by a newer xsp.
-        PluginError: a package that it needs is not installed.
+        PluginError: a required package is not installed.
         UsageError: no step of that kind was recorded.
     """
     if contract.is_url(os.fspath(path)):
@@ -85,7 +85,7 @@ def _number_of(kind: int | str | None, run: Run) -> int | None:
     """Return the number of a kind of step.
 
     Raises:
-        UsageError: there is none of that number or name, or several have it in theirs.
+        UsageError: no kind has that number or name, or the text is part of several names.
     """
     if kind is None:
         return None
@@ -102,7 +102,7 @@ def _number_of(kind: int | str | None, run: Run) -> int | None:
 
 
 def _why_empty(run: Run) -> str:
-    """Return what may be the reason why a run holds no step, and what helps."""
+    """Return the likely reason why a run holds no step, and what to do about it."""
     if run.empty is not None:
         return run.empty
     if run.finished is False:
@@ -114,7 +114,7 @@ def _why_empty(run: Run) -> str:
 
 
 def parts(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the run directories in a directory of runs (a sweep), or the one that it is."""
+    """Return the run directories in a directory of runs (a sweep); for a single run, the directory itself."""
     place = Path(path).expanduser()
     run = rundir.read_job(place)
     if run.kind in SETS:
@@ -123,7 +123,7 @@ def parts(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _load_parts(place: Path, run: Run, skip_damaged: bool, kind: int | str | None) -> Trace:
-    """Load a program that was run once per level, or by several ranks, as the one run that it stands for."""
+    """Load a program that was run once per level, or by several ranks, as a single run."""
     if run.kind in SETS:
         raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(run.parts)}")
     segments = [file for name in run.parts for file in rundir.segments(_inside(place, name))]
@@ -135,7 +135,7 @@ def _load_parts(place: Path, run: Run, skip_damaged: bool, kind: int | str | Non
 
 
 def _inside(place: Path, name: str) -> Path:
-    """Return a part's path; a name that leads out of the directory is refused."""
+    """Return the path of a part; raise TraceError if its name leads out of the directory."""
     part = (place / name).resolve()
     if place.resolve() not in part.parents:
         raise TraceError(f"{place / rundir.RUN_FILE}: the part {name!r} lies outside the run directory")
@@ -143,7 +143,7 @@ def _inside(place: Path, name: str) -> Path:
 
 
 def _believable(run: Run) -> Run:
-    """Return a run with a note for each field that is not of its type; others may have written it."""
+    """Return a run with a note for each field of the wrong type; another program may have written the file."""
     wrong = dict.fromkeys(name for each in (run, *run.ranks) for name in each.misfits)
     return run.noted("load", [f"field {name} of run.json left out: not of the type that it has" for name in wrong])
 
@@ -151,10 +151,10 @@ def _believable(run: Run) -> Run:
 def _whole(
     con: duckdb.DuckDBPyConnection, place: Path, segments: list[Path], run: Run, skip_damaged: bool
 ) -> tuple[list[Path], bool, Run]:
-    """Return the segments that can be read, whether they are known to have the same columns, and the run with notes.
+    """Return the readable segments, whether they are known to have the same columns, and the run with notes.
 
     Raises:
-        TraceError: one is damaged, or lies outside the run directory.
+        TraceError: a segment is damaged, or lies outside the run directory.
     """
     rundir.check_inside(place, segments)
     as_written = {segment for segment in segments if _is_as_written(segment, run)}
@@ -178,7 +178,7 @@ def _whole(
 
 
 def _noted(run: Run, place: Path, *texts: str) -> Run:
-    """Return a run with notes of what was left out, which a report shows: names of files, not where they lie."""
+    """Return a run with notes on omissions; because reports show them, they name files without their directories."""
     return run.noted("load", [text.replace(f"{place}{os.sep}", "") for text in texts])
 
 
@@ -194,7 +194,7 @@ def _is_parquet(file: Path) -> bool:
 
 
 def _load_imported(source: str) -> Trace:
-    """Import into a directory that lasts as long as the trace."""
+    """Import a source into a temporary directory that exists as long as the trace."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
     opened = sources.open_whole(Path(folder.name), [source])
     if opened is not None:
@@ -212,7 +212,7 @@ def _load_imported(source: str) -> Trace:
 
 
 def _load_waiting(place: Path) -> Trace:
-    """Load what a receiver took and has not put in order, because it was killed or is still at it."""
+    """Load received spans that are not in order yet, because the receiver was killed or is still running."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
     received.put_in_order(place, Path(folder.name), finished=False)
     return _kept(folder, Path(folder.name))
@@ -236,7 +236,7 @@ def _load_files(
     run = _noted(run, place, *_show_samples(con, place, files), *loop.show(con, _folders(files)))
     found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
     _view(con, "spans", files, found, COLUMNS, alike)
-    if "layer_id" not in found:  # xsp wrote none before version 0.2
+    if "layer_id" not in found:  # written before xsp 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
         layers.fill(con, "with_layers")
         con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
@@ -249,7 +249,7 @@ def _load_files(
         except TraceError as error:
             run = _noted(run, place, f"merged again from the steps: {error}")
         else:
-            if "layer_id" in held:  # else it is merged again, from spans that have one now
+            if "layer_id" in held:  # else it is merged again, from spans that now have a layer_id
                 _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
     trace = true_trace(con, run, place, number)
     if number is not None and not con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
@@ -258,12 +258,12 @@ def _load_files(
 
 
 def _folders(files: list[Path]) -> list[Path]:
-    """Return the run directories that segments lie in."""
+    """Return the run directories that contain the segments."""
     return list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
 
 
 def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Path]) -> list[str]:
-    """Show what was sampled beside these segments as the view `samples`, and say which portions are damaged."""
+    """Make the view `samples` of the samples of the runs with these segments; return a note per damaged portion."""
     folders, damaged = _folders(segments), []
     names, whole = ", ".join(f"{column.name}::{column.type} AS {column.name}" for column in SAMPLE_COLUMNS), []
     portions = [each for folder in folders for each in rundir.portions(folder)]
@@ -288,5 +288,5 @@ def _view(
     columns: Sequence[Any],
     alike: bool = False,
 ) -> None:
-    """Show files as a view with all columns; those that an older xsp did not write hold their default."""
+    """Make a view of files with all columns; columns that an older xsp did not write have their default value."""
     con.execute(f"CREATE VIEW {name} AS SELECT {table.shown(columns, found)} FROM {table.parquet(files, alike)}")

@@ -1,4 +1,4 @@
-"""What a receiver took, put in order: the steps of a run directory that grows in any order."""
+"""Put received spans in order: make the steps of a run directory whose spans arrive in any order."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from xsp.schema import COLUMNS, Kind, Level
 
 
 def is_waiting(run: Path) -> bool:
-    """Return whether a directory holds what was received and is not in order yet."""
+    """Return whether a directory holds received spans that are not in order yet."""
     return any((run / rundir.WAITING).glob("*.parquet"))
 
 
 def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
-    """Make steps of what a receiver took, together with the steps that are there already.
+    """Make steps of the received spans, together with the existing steps.
 
     Args:
         run: a directory that is being received.
-        out: where to write; the same directory, or an empty one to leave the first as it is.
+        out: directory to write to; `run` itself, or an empty directory to leave `run` unchanged.
         finished: as in `write`.
 
     Returns:
-        What is known of the run now.
+        The run, updated.
 
     Raises:
-        TraceError: what was received is damaged.
-        OutputError: the disk refuses.
+        TraceError: the received files are damaged.
+        OutputError: the disk cannot be written.
     """
     content = rundir.read_run(run)
     rundir.check_inside(run, [*rundir.segments(run), *(run / rundir.WAITING).glob("*.parquet")])
@@ -59,7 +59,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
 
 
 def _received(content: Run, doubled: int) -> Job:
-    """Return the job of a directory that is being received, with what was lost on the way."""
+    """Return the job of a directory that is being received, with notes on the losses in transit."""
     before = content.received or Received.of({})
     counts = {**before, "doubled": before.doubled + doubled}
     counts.pop("runs", None)
@@ -72,9 +72,9 @@ def _received(content: Run, doubled: int) -> Job:
 
 
 def _together(run: Path, files: Sequence[Path], content: Run) -> str:
-    """Return the query for the spans that wait and those that are in steps already.
+    """Return the query for the waiting spans and the spans that are in steps already.
 
-    What `_make_steps` added to other programs' spans is forgotten, and made anew.
+    The columns that `_make_steps` set on spans of other programs are reset, so that they are computed again.
     """
     ours = ", ".join(f"{c.name}::{c.type} AS {c.name}" for c in COLUMNS)
     parts = [f"SELECT {ours}, '' AS run FROM {table.parquet(files)}"] if files else []

@@ -1,4 +1,4 @@
-"""Imports files and URLs into run directories."""
+"""Import files and URLs into run directories."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[
     """Import files and URLs into run directories.
 
     Args:
-        out: an empty directory. One job is written into it; of several, each into a directory of its own in it.
-        sources: what importers recognise; of a folder, the files in it.
+        out: an empty directory. A single job is written into it; several jobs into one subdirectory each.
+        sources: files and URLs that importers recognise; a folder stands for the files in it.
         names: keep names of people, machines and paths.
 
     Returns:
-        The run directories with the content of their `run.json`.
+        The runs, by run directory.
 
     Raises:
         TraceError: a source cannot be read, or holds no span.
         PluginError: an importer needs a package that is not installed.
-        OutputError: the disk refuses.
+        OutputError: the disk cannot be written.
     """
     rows, tables = _found(sources)
     if tables:
@@ -49,10 +49,10 @@ def open_whole(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyCon
 
 
 def _found(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dict[str, TableImporter | Enricher]]:
-    """Return the importers of sources, those of spans with parents and those of spans without.
+    """Return the importers by source: importers of spans with parents, and importers of spans without.
 
     Raises:
-        TraceError: there are both.
+        TraceError: there are importers of both kinds.
     """
     rows: dict[str, RowImporter] = {}
     tables: dict[str, TableImporter | Enricher] = {}
@@ -120,9 +120,9 @@ def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, nam
     """Import files and URLs into run directories, which appear when the import is complete, or not at all.
 
     Args:
-        out: where, as in `import_into`.
-        sources: what importers recognise.
-        overwrite: replace a run that is there already.
+        out: directory to write, as in `import_into`.
+        sources: files and URLs that importers recognise.
+        overwrite: replace an existing run.
         names: as in `import_into`.
 
     Raises:
@@ -152,7 +152,7 @@ def _named(sources: Sequence[str]) -> str:
 
 
 def _shown(source: str) -> str:
-    """Return the name of a source in `run.json`: of a file without folders, of a URL the trace id without the host."""
+    """Return the name of a source in `run.json`: for a file its name without folders, for a URL only the trace id."""
     return Path(contract.without_credentials(source)).name
 
 

@@ -1,4 +1,4 @@
-"""Imports the files of table importers into run directories: a file becomes a run, the files of ranks a job."""
+"""Import the files of table importers into run directories: a file becomes a run, the files of ranks become a job."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ MEMORY = "500MB"
 """Memory limit of the engine; it spills the rest to the disk."""
 
 MANY = 500_000
-"""From this number of spans on the engine keeps its tables in a file, compressed."""
+"""Above this number of spans the engine keeps its tables in a file, compressed."""
 
 
 def import_tables(
     out: Path, sources: Mapping[str, TableImporter | Enricher], called: str, names: bool = False
 ) -> dict[Path, Run]:
-    """Import files into run directories: one into `out`; the ranks of a job, or several runs, into folders in it.
+    """Import files into run directories: a single file into `out`; ranks of a job, or several runs, into folders in it.
 
     Args:
         out: an empty directory.
-        sources: importer by path: those that fill a table, and enrichers of a single one.
-        called: name of the job or set that several files make.
+        sources: importer by path: table importers, or a single table importer with enrichers.
+        called: name of the job or set of runs, if there are several files.
         names: keep names of people, machines and paths, under `names` in `run.json`.
 
     Returns:
-        What is known of each run.
+        The runs, by directory.
 
     Raises:
-        TraceError: one cannot be read, or they do not go together.
-        OutputError: the disk refuses.
+        TraceError: a file cannot be read, or the files do not go together.
+        OutputError: the disk cannot be written.
     """
     files, beside = _split(sources)
     if not files or (beside and len(files) > 1):
@@ -71,12 +71,11 @@ def open_table(
     """Read one file into an engine, without writing a run directory.
 
     Args:
-        folder: for the engine's own files; it must last as long as the engine.
+        folder: directory for the engine's own files; it must exist as long as the engine.
         sources: as in `import_tables`.
 
     Returns:
-        An engine with the tables `spans`, `merged` and `alike`, and what is known of the run; None if the sources hold
-        several runs.
+        An engine with the tables `spans`, `merged` and `alike`, and the run; None if the sources hold several runs.
 
     Raises:
         TraceError, OutputError: as `import_tables`.
@@ -88,7 +87,7 @@ def open_table(
 
 
 def _split(sources: Mapping[str, TableImporter | Enricher]) -> tuple[dict[str, TableImporter], dict[str, Enricher]]:
-    """Return what fills a table, and what is read beside it."""
+    """Return the table importers and the enrichers, by source."""
     files = {source: each for source, each in sources.items() if isinstance(each, TableImporter)}
     return files, {source: each for source, each in sources.items() if isinstance(each, Enricher)}
 
@@ -136,13 +135,13 @@ def _import(out: Path, source: str, importer: TableImporter, beside: Mapping[str
 
 
 def _are_ranks(runs: Iterable[Run]) -> bool:
-    """Return whether runs are those of the ranks of one job: each says another rank."""
+    """Return whether the runs are the ranks of one job: each states a rank, and all ranks differ."""
     ranks = [run.rank for run in runs]
     return None not in ranks and len(set(ranks)) == len(ranks)
 
 
 def _as_ranks(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Run]:
-    """Make a job of the runs of its ranks."""
+    """Combine the runs of ranks into a job."""
     for folder, run in runs.items():
         folder.rename(out / rundir.rank_part(run.rank or 0))
     parts = rundir.rank_parts(out)
@@ -160,7 +159,7 @@ def _as_ranks(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Ru
 
 
 def _as_runs(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Run]:
-    """Name the folders of runs that do not belong together."""
+    """Rename the folders of runs that do not belong together after the runs."""
     placed = {}
     for folder, run in runs.items():
         named = out / name_of(run)
@@ -171,7 +170,7 @@ def _as_runs(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Run
 
 
 def _identity(source: str) -> str:
-    """Return what ids are made of: the same for the same file, wherever it lies."""
+    """Return the text that ids are made of: the same for files with the same content, wherever they lie."""
     digest = hashlib.blake2b(str(os.path.getsize(source)).encode(), digest_size=8)
     with open(source, "rb") as file:
         digest.update(file.read(contract.HEAD))
@@ -181,7 +180,7 @@ def _identity(source: str) -> str:
 
 
 def _run(con: duckdb.DuckDBPyConnection, seen: Seen, source: str, identity: str, names: bool) -> Run:
-    """Return what is known of the run that a file is of."""
+    """Return the run of a file."""
     ((start, end, levels),) = con.execute(
         "SELECT min(start_ns), max(start_ns + dur_ns), list(DISTINCT level) FROM spans"
     ).fetchall()

@@ -1,8 +1,8 @@
-"""A job becomes a run directory.
+"""Write a job as a run directory.
 
-Each step becomes a segment, parents before children, so that merging gives what it gave at the source. Spans of other
-programs lie beside the steps whose trace they are in. Where a job has no step of xsp's, each trace is one, and its root
-is the step, so that the tables work.
+Each step becomes a segment, parents before children, so that merging gives the same result as at the source. Spans of
+other programs are stored beside the steps of their trace. If a job has no step of xsp, each trace becomes a step with
+the root as the step span, so that the tables work.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from xsp.store import loop
 from xsp.store.write import Store
 
 SINGLE = 500
-"""Steps that have a segment each; beyond that a segment holds several, of `BATCH` spans together."""
+"""Maximum number of steps with a segment each; if there are more, a segment holds several, with about `BATCH` spans."""
 
 NAMES = ", ".join(column.name for column in COLUMNS)
 SOURCE = "import"
-"""Of notes."""
+"""Source of the notes of this module."""
 
 NO_STEPS = "no step of xsp's is in it: each trace counts as one, and its root as the step itself"
 
@@ -41,7 +41,7 @@ _OUTER_FIRST = f"""
     start_ns + CASE WHEN level >= {int(Level.OP)} THEN {TOLERANCE_NS} ELSE 0 END, level, -(start_ns + dur_ns),
     CASE WHEN kind = '{Kind.STEP}' THEN -1 ELSE coalesce(depth, 0) END, span_id
 """
-"""The order of siblings; it is that of `xsp.correlate`, so that sums come out the same to the last bit."""
+"""The order of siblings; it is the same as in `xsp.correlate`, so that sums agree to the last bit."""
 
 
 def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | None = None) -> Run:
@@ -49,15 +49,15 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
 
     Args:
         con: holds `distinct_spans`, after `jobs`.
-        job: which.
-        out: a run directory, see `xsp.rundir.create`. Segments that are there are replaced, each in one piece.
-        finished: whether the run ended; as the run itself says, unless told otherwise.
+        job: the job to write.
+        out: a run directory, see `xsp.rundir.create`. Existing segments are replaced, each atomically.
+        finished: whether the run ended; default: as the run itself states.
 
     Returns:
-        What is known of the run now.
+        The run, updated.
 
     Raises:
-        OutputError: the disk refuses.
+        OutputError: the disk cannot be written.
     """
     ended = job.run.finished is not False if finished is None else finished
     run = job.run | {"name": job.run.name or name_of(job.run), "finished": ended}
@@ -81,10 +81,10 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
 
 
 def _take_loop(con: duckdb.DuckDBPyConnection, out: Path) -> list[str]:
-    """Write the loop that the job's spans brought, together with what is there already, and forget those spans.
+    """Write the rows of the loop in the job's spans, together with existing rows, and delete these spans.
 
     Returns:
-        What of it was left out.
+        A sentence on the rows that were left out, if any.
     """
     loop.show(con, [out])
     wrong = loop.take(con, "job")
@@ -94,7 +94,7 @@ def _take_loop(con: duckdb.DuckDBPyConnection, out: Path) -> list[str]:
 
 
 def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
-    """Make each trace of the job a step: number it by its start, its root the step, keys from the names."""
+    """Make each trace of the job a step: numbered by start, with the root as the step span, and keys from names."""
     marks = [c for c in COLUMNS if c.name in ("trace_id", "span_id", "step", "rung", "key")]
     marks.append(Column("root", "BOOLEAN", "whether it is the step itself"))
     table.create(con, "placed", marks)
@@ -105,7 +105,7 @@ def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
         "ORDER BY began, trace_id, start_ns, dur_ns DESC, span_id"
     )
     placed = _placed(iter(rows.fetchone, None))
-    with con.cursor() as other:  # the first one is still giving rows
+    with con.cursor() as other:  # the first cursor is still yielding rows
         other.execute("USE arrived")
         while batch := list(islice(placed, BATCH)):
             table.insert(other, "placed", batch, marks)
@@ -123,7 +123,7 @@ def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _placed(rows: Iterable[tuple[str, str, str | None, str, int]]) -> Iterator[tuple[str, str, int, int, str, bool]]:
-    """Yield trace id, span id, step, rung, key, and whether it is the root, of spans that come a trace at a time."""
+    """Yield trace id, span id, step, rung, key, and whether it is the root, for spans that are sorted by trace."""
     for step, (trace_id, group) in enumerate(groupby(rows, key=itemgetter(0))):
         family = list(group)
         keys = _keys([(row[1], row[2]) for row in family], {row[1]: row[3] for row in family})
@@ -132,7 +132,7 @@ def _placed(rows: Iterable[tuple[str, str, str | None, str, int]]) -> Iterator[t
 
 
 def _keys(family: Sequence[tuple[str, str | None]], names: Mapping[str, str]) -> dict[str, str]:
-    """Return each span's key, parents first, the root of the earliest start foremost.
+    """Return the key of each span, parents first, beginning with the root that starts first.
 
     A key is made of the parent's key, the name, and the ordinal among siblings of that name.
     """
@@ -147,10 +147,10 @@ def _keys(family: Sequence[tuple[str, str | None]], names: Mapping[str, str]) ->
 
 
 def _parents_first(family: Iterable[tuple[str, str | None]]) -> list[str]:
-    """Return ids in the order of how many spans are above them, as `xsp.correlate` does; those in a circle stand last.
+    """Return ids sorted by depth, as `xsp.correlate` does; ids in a cycle come last.
 
     Args:
-        family: each span's id and its parent's; those of one depth keep their order.
+        family: id and parent id of each span; spans of the same depth keep their order.
     """
     above = dict(family)
     places = {span_id: place for place, span_id in enumerate(above)}
@@ -160,7 +160,7 @@ def _parents_first(family: Iterable[tuple[str, str | None]]) -> list[str]:
 
 
 def _segments(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[int, str]]:
-    """Yield the number of each segment and the condition for its spans; what is in no step comes last."""
+    """Yield the number of each segment and the SQL condition for its spans; spans outside all steps come last."""
     steps = con.execute("SELECT step, count(*) FROM job WHERE step IS NOT NULL GROUP BY step ORDER BY step").fetchall()
     most = 1 if len(steps) <= SINGLE else BATCH
     held: list[int] = []
@@ -189,5 +189,5 @@ def _write_segment(con: duckdb.DuckDBPyConnection, path: Path, where: str) -> Pa
 
 
 def noted(run: Run, texts: Sequence[str], doubled: int) -> Run:
-    """Return a run with notes of what was lost on the way."""
+    """Return a run with notes on what was lost in transit or by the import."""
     return run.noted(SOURCE, [*texts, *([f"{doubled} spans arrived twice and count once"] if doubled else [])])

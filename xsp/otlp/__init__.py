@@ -1,6 +1,6 @@
-"""Runs over OpenTelemetry's protocol.
+"""Runs over OpenTelemetry's protocol (OTLP).
 
-`export` says what of a run goes out, and `live` sends while it is recorded; `delivery` counts, `zoom` splits traces
-that are too large for a viewer, `encode` makes requests of spans in bulk, `send` brings them there by the senders of
-`request`.
+`export` sends recorded runs, and `live` sends a run while it is recorded. `delivery` tracks what was delivered, `zoom`
+splits traces that are too large for a viewer, `encode` encodes spans into requests in bulk, and `send` delivers the
+requests through the senders of `transport`.
 """

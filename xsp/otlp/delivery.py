@@ -1,12 +1,11 @@
-"""What of a run is sent, what of it is still to be sent, and the counts.
+"""State of the delivery of a run: what was sent, what remains to be sent, and the counts.
 
-The run directory is the queue: a step that is on the disk and that `delivery.json` does not name is still to be
-delivered. A step is named when the receiver has taken its last request; so a step that was broken off is sent
-again as a whole, and as its spans are the same to the last byte, a receiver that stores spans by their ids keeps
-one of each.
+The run directory is the queue: a step that is on the disk and not listed in `delivery.json` is still to be delivered.
+A step is listed when the receiver has accepted its last request. So an interrupted step is sent again as a whole; its
+spans have the same bytes as before, so a receiver that stores spans by id keeps each span once.
 
-A run's own span leaves last, when all there is to say of the run is known, and its loop with it; each step's root links
-to it.
+A run's own span is sent last, when the content of `run.json` is final, together with its loop; the root of each step
+links to it.
 """
 
 from __future__ import annotations
@@ -31,45 +30,45 @@ from xsp.schema import COLUMNS, Kind, Level, Span
 from xsp.store import loop
 
 TRACE_SPANS = 10_000
-"""Spans of a trace from which on it is folded, unless told otherwise: see `xsp.otlp.zoom`."""
+"""Default maximum number of spans of a trace; a larger trace is folded, see `xsp.otlp.zoom`."""
 
 MEMORY = "512MB"
-"""Of the table engine; what is more goes to temporary files."""
+"""Memory limit of the table engine; the rest goes to temporary files."""
 
 FOLDED_STEP = 10
-"""Spans with which a step stands in a trace whose budget earlier steps have used up."""
+"""Budget in spans of a step in a trace whose budget earlier steps have used up."""
 
 _SAVE_EVERY_S = 0.2
 
 
 class Delivered:
-    """What `delivery.json` of a run says about one endpoint."""
+    """The entry of one endpoint in the `delivery.json` of a run."""
 
     def __init__(self, run: Path, to: Endpoint, anew: bool = False) -> None:
-        """Read it; there is nothing to read or to write where the endpoint is a file.
+        """Read the entry; if the endpoint is a file, nothing is read or written.
 
         Args:
             run: the run directory.
             to: the endpoint.
-            anew: forget what it says.
+            anew: ignore an existing entry.
         """
         self._path = run / rundir.DELIVERY_FILE
         self._to = to
         known = {} if anew or to.is_file else read(run).get(to.name, {})
         self.steps: dict[int, int] = {int(step): int(spans) for step, spans in known.get("steps", {}).items()}
-        """Spans that were delivered, by step."""
+        """Number of delivered spans, by step."""
 
         self.run_end_ns = known.get("run_end_ns")
-        """The end of the run's own span as it was delivered: that of a run that goes on is delivered again."""
+        """End of the run's own span as delivered; if the run continues, the span is delivered again."""
 
         self.rejected = int(known.get("rejected", 0))
-        """Spans that the receiver did not take when it took the rest of their request."""
+        """Number of spans that the receiver rejected while it accepted the rest of their request."""
 
         self.messages: list[str] = [str(message) for message in known.get("messages", ())]
         self._saved = 0.0
 
     def save(self, at_once: bool = True) -> None:
-        """Write it in one piece; unless `at_once`, only if the last time is a while ago."""
+        """Write the entry atomically; unless `at_once`, only if `_SAVE_EVERY_S` has passed since the last time."""
         if self._to.is_file or not (at_once or time.monotonic() - self._saved > _SAVE_EVERY_S):
             return
         content = {
@@ -85,7 +84,7 @@ class Delivered:
 
 
 def read(run: Path) -> dict[str, dict[str, Any]]:
-    """Return what is delivered of a run, by endpoint. A damaged file counts as none: spans are sent again."""
+    """Return the entries of `delivery.json`, by endpoint. A damaged file counts as empty: spans are sent again."""
     try:
         found = json.loads((run / rundir.DELIVERY_FILE).read_text(encoding="utf-8"))["endpoints"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -94,7 +93,7 @@ def read(run: Path) -> dict[str, dict[str, Any]]:
 
 
 class Delivery:
-    """One run on its way to one endpoint."""
+    """The delivery of one run to one endpoint."""
 
     def __init__(
         self,
@@ -105,17 +104,17 @@ class Delivery:
         trace_spans: int = TRACE_SPANS,
         threads: int | None = None,
     ) -> None:
-        """Read what is known of the run; nothing is sent yet.
+        """Read `run.json` and `delivery.json`; nothing is sent yet.
 
         Args:
             run: directory of one run, not of several.
-            exporter: that brings it.
-            anew: send all again.
-            trace_spans: of a trace, from which on it is folded; 0 for never.
-            threads: of the table engine.
+            exporter: delivers the requests.
+            anew: send everything again.
+            trace_spans: maximum number of spans of a trace; larger traces are folded; 0 for no limit.
+            threads: number of threads of the table engine.
 
         Raises:
-            TraceError: it cannot be read.
+            TraceError: the run cannot be read.
         """
         self.run = run
         self.exporter = exporter
@@ -123,7 +122,7 @@ class Delivery:
         self.delivered = Delivered(run, exporter.to, anew)
         self._trace_spans = trace_spans
         self._earlier: Counter[str] = Counter()
-        """Spans of earlier steps, by trace."""
+        """Number of spans in earlier steps, by trace."""
 
         self._counted_to = -1
         self._spill = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
@@ -137,15 +136,15 @@ class Delivery:
         self.remove_temporary()
 
     def remove_temporary(self) -> None:
-        """Remove the temporary files, if need be under a table engine that is still busy."""
+        """Remove the temporary files, even if the table engine still uses them."""
         self._spill.cleanup()
 
     def left(self) -> list[int]:
-        """Return the steps that are on the disk and not delivered, in their order."""
+        """Return the stored steps that are not delivered, in order."""
         return [step for step in map(number_of, rundir.segments(self.run)) if step not in self.delivered.steps]
 
     def timed(self, steps: Collection[int]) -> list[int]:
-        """Return those of some steps whose times count."""
+        """Return the timed steps among some steps."""
         files = [rundir.segment(self.run, step) for step in steps]
         rows = self._con.execute(f"SELECT DISTINCT step FROM {table.parquet(files)} WHERE timed") if files else None
         found = {row[0] for row in rows.fetchall()} if rows is not None else set()
@@ -155,7 +154,7 @@ class Delivery:
         """Deliver one step.
 
         Returns:
-            Whether the receiver took it, possibly but for spans that it rejected.
+            Whether the receiver accepted it, possibly except for spans that it rejected.
 
         Raises:
             TraceError: its segment is damaged.
@@ -173,7 +172,7 @@ class Delivery:
         return True
 
     def run_is_left(self) -> bool:
-        """Return whether the run's own span is still to be delivered; traces of others' have none."""
+        """Return whether the run's own span is still to be delivered; traces of other tools have none."""
         span = self._run_span()
         return span is not None and span.end_ns != self.delivered.run_end_ns
 
@@ -194,11 +193,11 @@ class Delivery:
         self.delivered.save()
 
     def read_again(self) -> None:
-        """Read `run.json` again: it has its last content now."""
+        """Read `run.json` again, when it has its final content."""
         self.content = rundir.read_run(self.run)
 
     def summary(self) -> dict[str, Any]:
-        """Return what `run.json` says of this delivery."""
+        """Return the entry of this delivery for `run.json`."""
         return {
             "endpoint": self.exporter.to.name,
             "steps": len(self.delivered.steps),
@@ -209,12 +208,12 @@ class Delivery:
         }
 
     def note(self, messages: list[str]) -> None:
-        """Let `delivery.json` and `run.json` say what became of the run, in place of what they said before.
+        """Write the state of the delivery into `delivery.json` and `run.json`, replacing earlier entries.
 
-        The `run.json` of a run that is not finished is left to the process that writes it.
+        The `run.json` of an unfinished run is left to the process that writes it.
 
         Args:
-            messages: why something is left or was rejected.
+            messages: reasons why spans are undelivered or were rejected.
         """
         if self.exporter.to.is_file:
             return
@@ -227,7 +226,7 @@ class Delivery:
         rundir.write_run(self.run, content | {"delivery": [*others, self.summary()]})
 
     def _send(self, name: str) -> int | None:
-        """Send a table's spans; return how many, None if a request was refused."""
+        """Send the spans of a table; return the number of accepted spans, None if a request was refused."""
         before, sent = self.exporter.counts.rejected, 0
         whole = True
         resources = partial(_resource, self.content, self.exporter.to.service)
@@ -241,13 +240,13 @@ class Delivery:
         return sent - rejected
 
     def _folded(self, name: str, number: int) -> list[str]:
-        """Return the tables that stand for a step: itself, or an overview and details if its trace is a large one."""
+        """Return the tables to send for a step: its own table, or overview and details if its trace is too large."""
         if not self._trace_spans:
             return [name]
         query = f"SELECT count(*), min(trace_id), any_value(parent_id) FILTER (kind = '{Kind.STEP}') FROM {name}"
         spans, trace_id, caller = self._con.execute(query).fetchall()[0]
         room = self._trace_spans
-        if caller is not None:  # all steps, of all ranks, are in the caller's trace
+        if caller is not None:  # the caller's trace contains all steps of all ranks
             share = room // max(1, self.content.world_size or 1)
             room = max(FOLDED_STEP, share - self._earlier_in(trace_id, number))
         if spans <= room:
@@ -257,9 +256,9 @@ class Delivery:
         return zoom.split(self._con, name, room, self._trace_spans)
 
     def _earlier_in(self, trace_id: str, number: int) -> int:
-        """Return how many spans the steps before this one have in a trace.
+        """Return the number of spans of earlier steps in a trace.
 
-        The run directory is counted, not what was sent, so that a step that is sent again leaves as before.
+        The spans of the run directory are counted, not those sent, so that a repeated step is folded as before.
         """
         files = [rundir.segment(self.run, step) for step in range(self._counted_to + 1, number)]
         held = [file for file in files if file.exists()]
@@ -270,7 +269,7 @@ class Delivery:
         return self._earlier[trace_id]
 
     def _view(self, segment: Path) -> None:
-        """Show a segment as `step`, with the links of its root."""
+        """Make the view `step` of a segment, with a link from its root to the run's own span."""
         held = set(table.check_parquet(self._con, segment, COLUMNS))
         own = self.content.otel
         link = json.dumps([[own.trace_id, own.span_id]]) if own is not None else None
@@ -281,27 +280,27 @@ class Delivery:
         )
 
     def _run_span(self) -> Span | None:
-        """Return the run's own span. One that was broken off ends with the last span that it stored."""
+        """Return the run's own span. An interrupted run ends with its last stored span."""
         if self.content.otel is None or self.content.start_ns is None:
             return None
         return run_span(self.content, 0 if self.content.finished else self._last_end_ns())
 
     def _last_end_ns(self) -> int:
-        """Return when the last span of the last step ended; 0 where that is not known."""
+        """Return the end of the last span of the last step, in nanoseconds; 0 if unknown."""
         segments = rundir.segments(self.run)[-1:]
         try:
             query = f"SELECT max(start_ns + dur_ns) FROM {table.parquet(segments)}"
             return int(self._con.execute(query).fetchall()[0][0]) if segments else 0
-        except (duckdb.Error, TypeError):  # damaged, or empty: its step says so
+        except (duckdb.Error, TypeError):  # damaged or empty, which sending the step reports
             return 0
 
 
 def run_span(run: Run, last_end_ns: int = 0) -> Span:
-    """Return the span of a run itself, which holds all that `run.json` says but for its deliveries.
+    """Return the span of a run itself, which contains `run.json` without its deliveries.
 
     Args:
-        run: with a span of its own, `otel`, and a start.
-        last_end_ns: when its last span ended, if it was broken off.
+        run: a run with a span of its own, `otel`, and a start.
+        last_end_ns: end of the last span of an interrupted run.
     """
     own, start = run.otel, run.start_ns
     if own is None or start is None:
@@ -328,5 +327,5 @@ def _resource(run: Run, service: str, level: int, rank: int, process: int | None
 
 
 def number_of(segment: Path) -> int:
-    """Return the number of the step that a segment holds."""
+    """Return the step number of a segment."""
     return int(segment.stem)

@@ -1,13 +1,13 @@
-"""Spans of a table as OTLP requests, many at once.
+"""Encode the spans of a table as OTLP requests, many at once.
 
-The OpenTelemetry SDK makes an object of each span and each attribute, and then bytes of the objects. Here the table
-engine finds the few distinct **templates** that the spans are instances of: spans that agree in all columns of text
-(name, kind, type, shapes, …) and in which columns are null. A template is encoded once, as the bytes of a whole span
-with room where ids, times and counts belong (see `xsp.otlp.template`). A request is copies of templates in a
-row, into which NumPy writes the numbers, one column of all spans at a time.
+The OpenTelemetry SDK makes an object of each span and each attribute, and then encodes the objects. Here the table
+engine finds the few distinct **templates** of the spans: spans share a template if they agree in all text columns
+(name, kind, type, shapes, …) and in the set of null columns. A template is encoded once, as the bytes of a whole span
+with placeholders for ids, times and counts (see `xsp.otlp.template`). A request is a sequence of copies of templates,
+into which NumPy writes the numbers, one column of all spans at a time.
 
-Spans leave ordered by level, rank, process and start. As a parent is of a level further out, or began earlier, it
-leaves before its children.
+Spans are sent in order of level, rank, process and start. A parent has an outer level, or began earlier, so it is sent
+before its children.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from xsp.otlp.template import Owner, Template
 from xsp.version import __version__
 
 MAX_BYTES = 3_500_000
-"""A gRPC receiver refuses more than 4 MiB unless it is told otherwise."""
+"""Maximum bytes of a request; by default a gRPC receiver rejects more than 4 MiB."""
 
 MAX_SPANS = 8192
 TEMPLATE_BYTES = 1 << 26
-"""Templates that are kept for the next chunks."""
+"""Bytes of templates beyond which templates of earlier chunks are dropped."""
 
 ResourceOf = Callable[[int, int, "int | None"], Mapping[str, "str | int"]]
 
 
 class Request(NamedTuple):
-    """One message to a receiver."""
+    """A message to a receiver."""
 
     body: bytes
     """A serialized `ExportTraceServiceRequest`."""
@@ -56,15 +56,15 @@ def requests(
 
     Args:
         con: the engine that holds the table; it can be used for other things between two requests.
-        source: table or view with the columns of `xsp.schema.COLUMNS`, and perhaps `links`: null, or a JSON array
+        source: table or view with the columns of `xsp.schema.COLUMNS`, and optionally `links`: null, or a JSON array
             of the `[trace_id, span_id]` that a span refers to.
-        resource_of: the attributes of the resource of a level, a rank and a process.
-        max_bytes: of a request's body. A single span that is larger than this goes alone, whole: whether it is
-            too large is for the receiver to say.
-        max_spans: of a request.
+        resource_of: returns the attributes of the resource of a level, a rank and a process.
+        max_bytes: maximum size of a request's body. A single span that is larger is sent alone, unsplit; the
+            receiver decides whether it is too large.
+        max_spans: maximum number of spans of a request.
 
     Raises:
-        TraceError: an id is not hexadecimal, a time is missing or before 1970, `attributes` is no JSON object.
+        TraceError: an id is not hexadecimal, a time is missing or before 1970, `attributes` is not a JSON object.
     """
     spans = Ordered(con, source)
     templates = _Templates(spans)
@@ -77,7 +77,7 @@ def requests(
 
 
 class _Templates:
-    """The templates that were met, but for those that memory has no room for."""
+    """A cache of templates, bounded by `TEMPLATE_BYTES`."""
 
     def __init__(self, spans: Ordered) -> None:
         self._spans = spans
@@ -85,7 +85,7 @@ class _Templates:
         self._bytes = 0
 
     def of(self, chunk: Chunk) -> tuple[list[Template], Numbers]:
-        """Return the templates of a chunk, and which of them each span has."""
+        """Return the templates of a chunk, and the index of each span's template."""
         distinct, which = np.unique(chunk.columns["template"], return_inverse=True)
         wanted = distinct.tolist()
         missing = [number for number in wanted if number not in self._known]
@@ -106,17 +106,17 @@ class _Templates:
 
 
 class _Encoded(NamedTuple):
-    """Encoded spans in a row."""
+    """Encoded spans, one after the other."""
 
     content: bytearray
     ends: Numbers
-    """Where each span ends in the content."""
+    """End of each span in the content."""
 
     owners: list[Owner]
-    """Of the templates."""
+    """Owners of the templates."""
 
     which: Numbers
-    """The template of each span; spans of the same owner stand together."""
+    """Index of the template of each span; spans of the same owner are adjacent."""
 
 
 def _encode(spans: Ordered, chunk: Chunk, templates: Sequence[Template], which: Numbers) -> _Encoded:
@@ -136,11 +136,11 @@ def _encode(spans: Ordered, chunk: Chunk, templates: Sequence[Template], which: 
 
 
 Word = tuple[Numbers, int]
-"""Numbers, and how many of their bytes are written."""
+"""Numbers, and the number of bytes of each that are written."""
 
 
 def _words(spans: Ordered, columns: Mapping[str, Numbers], lengths: Numbers) -> Iterator[Sequence[Word]]:
-    """Yield what goes into each place of the templates, in their order: words that follow each other."""
+    """Yield the values for each placeholder of the templates, in their order, as consecutive words."""
     yield _varints(lengths - 5, 4)
     trace = np.searchsorted(spans.traces["number"], columns["trace"])
     for digits in (spans.traces["high"][trace], spans.traces["low"][trace], columns["span"], columns["parent"]):
@@ -153,7 +153,7 @@ def _words(spans: Ordered, columns: Mapping[str, Numbers], lengths: Numbers) -> 
 
 
 def _varints(values: Numbers, width: int) -> list[Word]:
-    """Return integers as over-long varints: 7 bits in a byte, all bytes but the last marked to go on."""
+    """Return integers as over-long varints: 7 bits per byte, with the continuation bit in all bytes but the last."""
     bits: Numbers = values.view(np.uint64)
     found = bits & 0x0FFF_FFFF | (bits & 0x00FF_FFFF_F000_0000) << 4
     found = found & 0x0000_3FFF_0000_3FFF | (found & 0x0FFF_C000_0FFF_C000) << 2
@@ -165,7 +165,7 @@ def _varints(values: Numbers, width: int) -> list[Word]:
 
 
 def _write(content: bytearray, words: Sequence[Word], places: Numbers, starts: Numbers) -> None:
-    """Write words into each span that has a place for them, through a view of the content in which words overlap."""
+    """Write words into each span that has a placeholder for them, through a view with overlapping words."""
     there = places >= 0
     everywhere = bool(there.all())
     positions = starts + places if everywhere else (starts + places)[there]
@@ -177,16 +177,16 @@ def _write(content: bytearray, words: Sequence[Word], places: Numbers, starts: N
 
 SCOPE = template.block(1, template.block(1, b"xsp") + template.block(2, template.text(__version__)))
 AROUND = 18
-"""Bytes that tags and lengths around the spans of a resource take at most."""
+"""Maximum bytes of the tags and lengths around the spans of a resource."""
 
 
 def _resource(attributes: Mapping[str, str | int]) -> bytes:
-    """Return a `Resource`, as a field of what holds its spans."""
+    """Return a `Resource`, as a field of `ResourceSpans`."""
     return template.block(1, template.attributes(1, attributes))
 
 
 def _cut(chunk: _Encoded, header: Callable[[Any], bytes], max_bytes: int, max_spans: int) -> Iterator[Request]:
-    """Yield the spans of a chunk as requests that keep the limits."""
+    """Yield the spans of a chunk as requests within the limits."""
     distinct = {owner: code for code, owner in enumerate(dict.fromkeys(chunk.owners))}
     headers = [header(owner) for owner in distinct]
     owner = np.array([distinct[each] for each in chunk.owners])[chunk.which]

@@ -1,8 +1,8 @@
-"""Where spans are sent to and how: from options, and from OpenTelemetry's own environment variables.
+"""Endpoints that spans are sent to, from options and from OpenTelemetry's environment variables.
 
-An option wins over the variable of traces (`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`), which wins over that of all
-signals (`OTEL_EXPORTER_OTLP_ENDPOINT`). An empty variable counts as unset. A value that cannot be read is an
-error that names it, where OpenTelemetry's SDKs warn and go on: spans must not go elsewhere than one thinks.
+An option overrides the variable for traces (`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`), which overrides the variable for
+all signals (`OTEL_EXPORTER_OTLP_ENDPOINT`). An empty variable counts as unset. An invalid value is an error that names
+it, whereas OpenTelemetry's SDKs warn and continue: spans must not be sent to an unintended place.
 
 Only the standard library is imported here, because a measured program checks its endpoint before it starts.
 """
@@ -22,10 +22,10 @@ from xsp import semconv
 from xsp.errors import PluginError, UsageError
 
 FROM_ENVIRONMENT = "env"
-"""The target that means: as the environment says, and OpenTelemetry's default where it says nothing."""
+"""The target that stands for the endpoint in the environment variables, or else OpenTelemetry's default."""
 
 VARIABLE = "XSP_OTLP"
-"""Says the same as `--otlp`, but shows in no list of processes."""
+"""Environment variable with the meaning of `--otlp`; unlike an option, it is not visible in process lists."""
 
 TRACES_PATH = "v1/traces"
 _DEFAULT = {"grpc": "http://localhost:4317", "http": "http://localhost:4318"}
@@ -33,7 +33,7 @@ _NEEDED = ("grpc", "numpy", "opentelemetry.proto", "requests")
 
 
 class Protocol(str, enum.Enum):
-    """How requests travel; the values are those of `OTEL_EXPORTER_OTLP_PROTOCOL`, but for the files'."""
+    """Transports of requests; the values are those of `OTEL_EXPORTER_OTLP_PROTOCOL`, except for files."""
 
     GRPC = "grpc"
     HTTP = "http/protobuf"
@@ -52,11 +52,11 @@ COMPRESSIONS = ("gzip", "none")
 
 @dataclass(frozen=True)
 class Options:
-    """What the user said; None is left to the environment."""
+    """The user's options; for None, the environment decides."""
 
     protocol: str | None = None
     headers: tuple[str, ...] = ()
-    """Each `name=value`, in the place of the environment's."""
+    """Each `name=value`; they replace the headers in the environment."""
 
     timeout_s: float | None = None
     compression: str | None = None
@@ -69,20 +69,20 @@ class Options:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A receiver of OTLP, or a file, and all that is needed to send to it."""
+    """A receiver of OTLP, or a file, with all settings for sending to it."""
 
     url: str = field(repr=False)
-    """With credentials and query: never to be shown. For gRPC a target, for a file its path."""
+    """URL with credentials and query, never shown; for gRPC a target, for a file its path."""
 
     name: str
-    """Without credentials and query: what is shown, and what `delivery.json` knows it by."""
+    """URL without credentials and query, for messages and as the key in `delivery.json`."""
 
     protocol: Protocol
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeout_s: float = 10.0
     gzip: bool = False
     insecure: bool = False
-    """No TLS; for gRPC alone, where no scheme tells."""
+    """Whether to connect without TLS; only used for gRPC, whose target has no scheme."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -96,7 +96,7 @@ class Endpoint:
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether it is a loopback address, which only a process of this machine can listen at."""
+        """Whether the address is a loopback address, at which only processes of this machine can listen."""
         host = urlsplit(self.url if "://" in self.url else f"//{self.url}").hostname or ""
         try:
             return host == "localhost" or host.endswith(".localhost") or ipaddress.ip_address(host).is_loopback
@@ -104,34 +104,34 @@ class Endpoint:
             return False
 
     def nobody_listens(self) -> str:
-        """Return what to do where nothing listens at an address of this machine."""
+        """Return the message for an address of this machine at which nothing listens."""
         return (
             f"{self.name}: nothing listens there (connection refused): start a receiver, `xsp serve` for one, or say "
             "where it is: --to URL"
         )
 
     def without_secrets(self, text: str) -> str:
-        """Return what a receiver or a library said, on one line, without what must not be shown."""
+        """Return the message of a receiver or a library, on one line, without secrets."""
         parts = urlsplit(self.url) if "://" in self.url else SplitResult("", "", "", "", "")
         secrets = [value for _, value in self.headers] + [parts.username or "", parts.password or "", parts.query]
         for secret in sorted(secrets, key=len, reverse=True):
-            if len(secret) > 3:  # shorter ones are in every other word
+            if len(secret) > 3:  # shorter ones occur in many words
                 text = text.replace(secret, "***")
         shown = "".join(letter if letter.isprintable() else " " for letter in text)
         return " ".join(shown.split())[:300]
 
 
 def endpoint(target: str, options: Options | None = None, environment: Mapping[str, str] = os.environ) -> Endpoint:
-    """Return where a target leads.
+    """Return the endpoint of a target.
 
     Args:
-        target: `http://…` and `https://…`, a base to which `/v1/traces` is added as OTLP says; `grpc://…` and
-            with TLS `grpcs://…`; a file's name that ends in `.jsonl`, `.json` or `.pb`; or `env`.
-        options: what else the user said.
-        environment: with the standard variables `OTEL_EXPORTER_OTLP_*` and `OTEL_SERVICE_NAME`.
+        target: `http://…` or `https://…`, a base to which `/v1/traces` is appended as OTLP specifies; `grpc://…`, or
+            with TLS `grpcs://…`; a file name that ends in `.jsonl`, `.json` or `.pb`; or `env`.
+        options: the user's other options.
+        environment: the environment, with the standard variables `OTEL_EXPORTER_OTLP_*` and `OTEL_SERVICE_NAME`.
 
     Raises:
-        UsageError: a target, an option or a variable that cannot be read.
+        UsageError: a target, an option or a variable is invalid.
         PluginError: a package is missing; the message says what to install.
     """
     check_installed()
@@ -158,7 +158,7 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
 
 
 def check_installed() -> None:
-    """Look for what sending needs, loading none of it.
+    """Check that the packages needed for sending are installed, without importing them.
 
     Raises:
         PluginError: a package is missing; the message says what to install.
@@ -169,13 +169,13 @@ def check_installed() -> None:
 
 
 class _Variables:
-    """The environment's `OTEL_EXPORTER_OTLP_*`: those of traces before those of all signals."""
+    """The variables `OTEL_EXPORTER_OTLP_*`; variables for traces override those for all signals."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
 
     def find(self, name: str) -> tuple[str, str]:
-        """Return the variable that is set, and its value; both empty where none is."""
+        """Return the name and the value of the variable that is set; both empty if none is."""
         for variable in (f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}"):
             value = self._environment.get(variable, "").strip()
             if value:
@@ -183,7 +183,7 @@ class _Variables:
         return "", ""
 
     def choice(self, name: str, option: str | None, choices: Iterable[str], default: str) -> str:
-        """Return the option, the variable or the default, and refuse what is none of the choices."""
+        """Return the option, else the variable, else the default; raise UsageError if it is not among the choices."""
         variable, value = ("", option) if option else self.find(name)
         if value and value not in choices:
             raise UsageError(f"{variable or f'--{name.lower()}'} {value!r}: there is {', '.join(choices)}")
@@ -199,7 +199,7 @@ def _protocol(target: str, options: Options, variables: _Variables) -> Protocol:
 
 
 def _place(target: str, protocol: Protocol, options: Options, variables: _Variables) -> tuple[str, str, bool]:
-    """Return where to send, how that is shown, and whether it is without TLS."""
+    """Return the URL or gRPC target, the name to show, and whether the connection is without TLS."""
     source, base = "", True
     if target == FROM_ENVIRONMENT:
         source, target = variables.find("ENDPOINT")
@@ -222,7 +222,7 @@ def _place(target: str, protocol: Protocol, options: Options, variables: _Variab
 
 
 def _grpc(target: str, insecure: bool) -> tuple[str, str, bool]:
-    """A scheme of HTTP's tells about TLS; other schemes (`dns:///`, `unix:`) are gRPC's own business."""
+    """Return the same for gRPC. HTTP schemes decide on TLS; other schemes (`dns:///`, `unix:`) are passed to gRPC."""
     parts = _split(target, "")
     if parts.scheme not in ("grpc", "grpcs", "http", "https"):
         return target, target, insecure
@@ -238,7 +238,7 @@ def _grpc(target: str, insecure: bool) -> tuple[str, str, bool]:
 def _split(url: str, source: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # where it is no number, this raises
+        _ = parts.port  # raises if it is not a number
     except ValueError as error:
         raise UsageError(f"{source or 'the endpoint'}: not a URL ({error}); write http://localhost:4318") from error
     return parts
@@ -249,7 +249,7 @@ def _bare(parts: SplitResult) -> str:
 
 
 def _headers(options: Options, variables: _Variables) -> tuple[tuple[str, str], ...]:
-    """Return the headers; the environment's are comma-separated, with percent signs as in W3C baggage."""
+    """Return the headers; in the environment they are comma-separated and percent-encoded as in W3C baggage."""
     if options.headers:
         return tuple(_header(text, "--header") for text in options.headers)
     variable, value = variables.find("HEADERS")
@@ -265,7 +265,7 @@ def _header(text: str, source: str) -> tuple[str, str]:
 
 
 def _timeout(options: Options, variables: _Variables) -> float:
-    """Return seconds; the environment's are milliseconds."""
+    """Return the timeout in seconds; the environment has milliseconds."""
     variable, value = variables.find("TIMEOUT")
     if options.timeout_s is None and not value:
         return Endpoint.timeout_s

@@ -1,4 +1,4 @@
-"""Send runs that were recorded: one, or all that a directory holds."""
+"""Send recorded runs: a single run, or all runs in a directory."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from xsp.run import Run
 
 @dataclass(frozen=True)
 class Export:
-    """What of a run, or of a directory of runs, is to be sent."""
+    """The selection to send from a run, or from a directory of runs."""
 
     run: Path
     steps: tuple[int, ...] | None = None
-    """Numbers; None for all."""
+    """Numbers of the steps; None for all."""
 
     timed: bool = False
-    """Only steps whose times count."""
+    """Whether to send only timed steps."""
 
     resume: bool = False
-    """Only what was not delivered before."""
+    """Whether to send only steps that were not delivered before."""
 
     trace_spans: int = TRACE_SPANS
     patience_s: float | None = None
-    """How long a request is tried again; None for `PATIENCE_S`, or `STARTING_S` where nothing listens."""
+    """Seconds to retry a request; None for `PATIENCE_S`, or `STARTING_S` if nothing listens at the address."""
 
 
 def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]) -> Counts:
-    """Send runs, and return what became of them.
+    """Send runs, and return the counts of the delivery.
 
     Args:
-        what: of which runs.
-        to: where to.
-        progress: is called with what is being sent, steps done, and steps in all.
+        what: the selection to send.
+        to: the receiver or file.
+        progress: is called with a description, the number of finished steps, and the number of all steps.
 
     Raises:
         TraceError: there is no run.
-        UsageError: a step that is not there; `resume` to a file.
+        UsageError: a requested step does not exist; `resume` with a file.
         DeliveryError: nothing could be delivered.
         OutputError: the file, or `delivery.json`, cannot be written.
     """
@@ -73,7 +73,7 @@ def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Return the directories with a run of their own in a run, a sweep, a run in parts, or a job of several ranks.
+    """Return the directories that contain a single run, in a run, a sweep, a run in parts, or a job of several ranks.
 
     Raises:
         TraceError: there is none.
@@ -91,7 +91,7 @@ def runs_in(path: Path) -> list[Path]:
 def _runs_in_part(path: Path, part: Path) -> list[Path]:
     if path.resolve() not in part.resolve().parents:
         raise TraceError(f"{path / rundir.RUN_FILE}: the part {part.name!r} lies outside the run directory")
-    return runs_in(part) if (part / rundir.RUN_FILE).is_file() else []  # it could not be started
+    return runs_in(part) if (part / rundir.RUN_FILE).is_file() else []  # else the part could not be started
 
 
 def _open(stack: contextlib.ExitStack, run: Path, exporter: Exporter, what: Export) -> Delivery:
@@ -102,13 +102,13 @@ def _open(stack: contextlib.ExitStack, run: Path, exporter: Exporter, what: Expo
 
 
 def _chosen(delivery: Delivery, what: Export) -> list[int]:
-    """Return the steps of a run that are to be sent."""
+    """Return the steps of a run to send."""
     left = [step for step in delivery.left() if what.steps is None or step in what.steps]
     return delivery.timed(left) if what.timed else left
 
 
 def _check_steps(runs: list[Path], what: Export) -> None:
-    """Refuse a step that no run holds."""
+    """Raise UsageError if a requested step is in no run."""
     held = {number_of(segment) for run in runs for segment in rundir.segments(run)}
     missing = [step for step in what.steps or () if step not in held]
     if missing:
@@ -118,7 +118,7 @@ def _check_steps(runs: list[Path], what: Export) -> None:
 def _send_all(
     work: list[tuple[Delivery, list[int]]], exporter: Exporter, progress: Callable[[str, int, int], None]
 ) -> None:
-    """Send until all is sent, or until the endpoint takes nothing any more."""
+    """Send everything, or stop when the endpoint accepts nothing any more."""
     total, done = sum(len(steps) for _, steps in work), 0
     try:
         for delivery, steps in work:
@@ -137,7 +137,7 @@ def _send_all(
 
 
 def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
-    """Count what is left, and let the run directories say what was delivered."""
+    """Count the undelivered steps, and write the state of the delivery into the run directories."""
     for delivery, steps in work:
         counts.left += sum(step not in delivery.delivered.steps for step in steps) + delivery.run_is_left()
     for delivery, _ in work:
@@ -145,10 +145,10 @@ def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
 
 
 def endpoint_to_resume(path: Path) -> str:
-    """Return the target of the one endpoint that a run was on its way to.
+    """Return the target of the only endpoint that a run was being sent to.
 
     Raises:
-        UsageError: there is none, or several.
+        UsageError: there is no such endpoint, or several.
         TraceError: there is no run.
     """
     names = sorted({name for run in runs_in(path) for name in read(run)})

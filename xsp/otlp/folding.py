@@ -1,6 +1,6 @@
-"""Which spans of a trace that is too large are kept, folded and put into which detail trace: arrays, no tables.
+"""Plan for a trace that is too large: which spans are kept, folded, and in which detail trace; arrays, no tables.
 
-The rules are those of `xsp.otlp.zoom`, which reads the arrays from a table and writes the plan back into tables.
+`xsp.otlp.zoom` describes the rules; it reads the arrays from a table and writes the plan back into tables.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Spans(NamedTuple):
     row: Places
     span: npt.NDArray[np.uint64]
     parent: Places
-    """Index of the parent in these arrays, NONE where it is not there."""
+    """Index of the parent in these arrays; NONE if it is not in them."""
 
     outside: Marks
-    """Whether the parent is not in this trace: there is none, or the caller has it."""
+    """Whether the parent is not in this trace: there is none, or it is a span of the caller."""
 
     level: Places
     start: Places
@@ -42,14 +42,14 @@ def spans_of(columns: dict[str, npt.NDArray[Any]]) -> Spans:
 
 
 def _found(spans: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64]) -> Places:
-    """Return the index of each parent among the spans; no span has the id 0."""
+    """Return the index of each parent among the spans, NONE if it is missing; no span has the id 0."""
     order = np.argsort(spans, kind="stable")
     place = np.minimum(np.searchsorted(spans, parents, sorter=order), len(spans) - 1)
     return np.where(spans[order[place]] == parents, order[place], NONE)
 
 
 def _without_cycles(parent: Places) -> Places:
-    """Take the parent from spans that are their own ancestors, and from those below them."""
+    """Remove the parents of spans that are their own ancestors, and of the spans below them."""
     reached = np.where(parent < 0, np.arange(len(parent)), parent)
     for _ in range(len(parent).bit_length()):
         reached = reached[reached]
@@ -57,9 +57,9 @@ def _without_cycles(parent: Places) -> Places:
 
 
 def _climb(parent: Places, stop: Marks) -> Places:
-    """Return for each span the first of itself and its ancestors at which to stop, or else its root.
+    """Return for each span the nearest one in `stop`, the span itself or an ancestor, or else its root.
 
-    Each round doubles how far all spans have climbed, so a chain of 50,000 takes 16 rounds.
+    Each round doubles the distance that all spans have climbed, so a chain of 50,000 takes 16 rounds.
     """
     reached = np.where(stop | (parent < 0), np.arange(len(parent)), parent)
     while True:
@@ -70,36 +70,36 @@ def _climb(parent: Places, stop: Marks) -> Places:
 
 
 class Folds(NamedTuple):
-    """The folded spans of an overview; places are indices into the trace's arrays, NONE where there is none."""
+    """The folded spans of an overview; places are indices into the trace's arrays, NONE if there is none."""
 
     first: Places
-    """The span that began first."""
+    """The span of the fold that began first."""
 
     anchor: Places
-    """The kept span that it hangs under."""
+    """The kept span that is the parent of the fold."""
 
     outer: Places
-    """The fold that it hangs under, where no span above it was kept."""
+    """The fold that is the parent, if no span above was kept."""
 
     top: Places
-    """The outermost folded span above the first one, if its parent is outside."""
+    """The outermost folded span above the first span, if its parent is outside."""
 
     lump: Marks
 
 
 class Plan(NamedTuple):
-    """What becomes of the spans of one trace."""
+    """The plan for the spans of one trace."""
 
     spans: Spans
     fold: Places
-    """Number of each span's fold, NONE for those that are kept."""
+    """Number of each span's fold; NONE for kept spans."""
 
     detail: Places
     torn: Marks
-    """Whether it leaves in another trace than its parent."""
+    """Whether the span is sent in another trace than its parent."""
 
     anchor: Places
-    """The nearest kept span above it."""
+    """The nearest kept span above each span."""
 
     folds: Folds
     details: Places
@@ -107,12 +107,12 @@ class Plan(NamedTuple):
 
 
 def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
-    """Return what becomes of a trace's spans.
+    """Return the plan for the spans of a trace.
 
     Args:
-        spans: of the trace, more than the budget.
-        budget: spans that the overview may have.
-        details_budget: spans that a detail trace may have, its root among them.
+        spans: spans of the trace, more than the budget.
+        budget: maximum number of spans of the overview.
+        details_budget: maximum number of spans of a detail trace, including its root.
     """
     kept, fold, lump = _choose(spans, budget)
     climbed = _climb(spans.parent, kept)
@@ -127,7 +127,7 @@ def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
 
 
 def _choose(spans: Spans, budget: int) -> tuple[Marks, Places, Marks]:
-    """Return which spans are kept, the fold of each other one, and which folds are lumps."""
+    """Return which spans are kept, the fold of each other span, and which folds are lumps."""
     for kept in _levels(spans):
         room = budget - int(kept.sum())
         lumps = _alike(spans, kept, spans.lump) if room > 0 else None
@@ -141,13 +141,13 @@ def _choose(spans: Spans, budget: int) -> tuple[Marks, Places, Marks]:
 
 
 def _levels(spans: Spans) -> Iterator[Marks]:
-    """Yield which spans are kept down to a level, the deepest but one first."""
+    """Yield for each level which spans are kept down to it, beginning with the second deepest level."""
     for level in np.unique(spans.level)[-2::-1]:
         yield spans.level <= level
 
 
 def _alike(spans: Spans, kept: Marks, classes: Places) -> Places:
-    """Return the fold of each span that is not kept, from 0: those of one class under one kept span."""
+    """Return the fold of each span that is not kept, from 0: a fold is the spans of one class under one kept span."""
     above = _climb(spans.parent, kept)
     anchor = np.where(kept[above], above, NONE)[~kept]
     fold = np.full(len(kept), NONE)
@@ -159,10 +159,10 @@ def _lumped(spans: Spans, fold: Places, lumps: Places, room: int) -> tuple[Place
     """Keep the folds with the largest totals, and lump the others together if they do not all fit.
 
     Args:
-        spans: of the trace.
-        fold: of each span, NONE for those that are kept.
-        lumps: of each span, where it goes if its fold does not fit.
-        room: for folds and lumps.
+        spans: spans of the trace.
+        fold: fold of each span; NONE for kept spans.
+        lumps: lump of each span, used if its fold does not fit.
+        room: maximum number of folds and lumps.
     """
     folds = int(fold.max()) + 1
     if folds <= room:
@@ -181,7 +181,7 @@ def _lumped(spans: Spans, fold: Places, lumps: Places, room: int) -> tuple[Place
 
 
 def _describe(spans: Spans, kept: Marks, fold: Places, lump: Marks, anchor: Places, top: Places) -> Folds:
-    """Return what each fold begins with and hangs under."""
+    """Return the first span and the parent of each fold."""
     order = np.lexsort((spans.span, spans.start, fold))
     order = order[np.searchsorted(fold[order], 0) :]
     first = order[np.searchsorted(fold[order], np.arange(len(lump)))]
@@ -196,7 +196,7 @@ def _describe(spans: Spans, kept: Marks, fold: Places, lump: Marks, anchor: Plac
 
 
 def _distribute(spans: Spans, folded: Marks, anchor: Places, top: Places, capacity: int) -> tuple[Places, Places]:
-    """Return the detail trace of each folded span, and of each detail trace the first span."""
+    """Return the detail trace of each folded span, and the first span of each detail trace."""
     tops, unit, sizes = np.unique(top[folded], return_inverse=True, return_counts=True)
     around = anchor[tops]
     turn = np.lexsort((spans.span[tops], spans.start[tops], spans.span[around], spans.start[around], spans.owner[tops]))
@@ -211,7 +211,7 @@ def _distribute(spans: Spans, folded: Marks, anchor: Places, top: Places, capaci
 
 
 def _pack(sizes: Places, capacity: int) -> Places:
-    """Return where detail traces begin and end; what is larger than one is cut, what is not stays in one."""
+    """Return where detail traces begin and end; a unit is split only if it exceeds the capacity of a trace."""
     ends = np.cumsum(sizes)
     bounds, unit = [0], 0
     while unit < len(sizes):

@@ -1,12 +1,12 @@
-"""Deliver a run while it is recorded, from the process that stores it.
+"""Deliver a run while it is recorded, from the storing process.
 
-A `Sender` of `xsp.plugins`. A thread delivers the steps in the order in which they
-came to the disk. What the program notices of it is stated here: by the policy `wait` it is held between two
-steps until the step is delivered, for at most `HOLD_S`; a receiver that took longer than that, or failed, opens
-the circuit, and from then on nobody waits until it has taken everything. By the policy `shed` nobody ever
-waits. What is not delivered by `FINISH_S` after the last step stays in the run directory, and is counted.
+This is a `Sender` of `xsp.plugins`. A thread delivers the steps in the order in which they were stored. With the
+policy `wait`, the program is held between two steps until the step is delivered, for at most `HOLD_S`. If the receiver
+takes longer or fails, the circuit breaker opens, and the program does not wait until the receiver has caught up. With
+the policy `shed`, the program never waits. Steps that are not delivered `FINISH_S` after the last step stay in the run
+directory, and are counted.
 
-At its top this module imports nothing heavy: the measured program calls `check`.
+The top level of this module imports nothing heavy, because the measured program calls `check`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from xsp.otlp.delivery import Delivery
 
 HOLD_S = 5.0
-"""The longest that the program is held after one step."""
+"""Maximum number of seconds that the program is held after a step."""
 
 FINISH_S = 10.0
-"""The longest that the end of the run waits for what is left."""
+"""Maximum number of seconds that the end of the run waits for undelivered steps."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _THE_RUN = None
-"""What waits at the end: the run's own span."""
+"""Queue entry for the run's own span, which is sent last."""
 
 _LET_GO_S = 0.2
 _NICE = 10
 
 
 class Policy(str, enum.Enum):
-    """What happens when steps come faster than the receiver takes them."""
+    """What happens when steps are stored faster than the receiver accepts them."""
 
-    WAIT = "wait"  # the program is held between steps, in bounds
+    WAIT = "wait"  # the program is held between steps, for a bounded time
     SHED = "shed"  # steps stay on the disk
 
     def __str__(self) -> str:
@@ -50,14 +50,14 @@ class Policy(str, enum.Enum):
 
 
 class Live:
-    """One run on its way to one endpoint while it is recorded."""
+    """The delivery of one run to one endpoint while it is recorded."""
 
     @staticmethod
     def check(target: str, policy: str) -> None:
-        """Say beforehand what is wrong with a target or a policy.
+        """Check a target and a policy before the run.
 
         Raises:
-            UsageError: it makes no sense.
+            UsageError: the target or the policy is invalid.
             PluginError: a package is missing.
         """
         if policy not in {each.value for each in Policy}:
@@ -76,22 +76,22 @@ class Live:
 
         self._policy = Policy(policy)
         self._stop = threading.Event()
-        """Nothing more is tried."""
+        """Set when the thread must stop trying."""
 
         self._hurry = threading.Event()
-        """No more pauses: the run is at its end."""
+        """Set at the end of the run: no more pauses between attempts."""
 
         self._changed = threading.Condition()
         self._waiting: deque[int | None] = deque()
         self._keeps_up = True
         exporter = Exporter(endpoint.endpoint(target), HOLD_S, self._stop, STARTING_S)
         self._delivery: Delivery = Delivery(run, exporter, anew=True, threads=1)
-        self._delivery.delivered.save()  # a kill before the first delivery leaves where to resume to
+        self._delivery.delivered.save()  # so that a run killed before its first delivery can be resumed
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def stored(self, step: int) -> None:
-        """Take a step that is on the disk now; return when the program may go on."""
+        """Queue a stored step for delivery; return when the program may continue."""
         with self._changed:
             self._waiting.append(step)
             self._changed.notify_all()
@@ -100,7 +100,7 @@ class Live:
                 self._keeps_up = not self._waiting
 
     def finish(self) -> dict[str, Any]:
-        """Try what is left once more, send the run's own span, and return what `run.json` says of it all."""
+        """Retry undelivered steps once, send the run's own span, and return the entry for `run.json`."""
         with self._changed:
             self._waiting.append(_THE_RUN)
             self._changed.notify_all()
@@ -115,7 +115,7 @@ class Live:
         return self._delivery.summary()
 
     def close(self) -> None:
-        """Let go of everything, whether the run was finished or not."""
+        """Stop the thread and release all resources, whether the run was finished or not."""
         self._end()
         self._thread.join(_LET_GO_S)
         if self._thread.is_alive():
@@ -124,8 +124,8 @@ class Live:
             self._delivery.close()
 
     def _work(self) -> None:
-        """Deliver what waits, the oldest first; after a failure pause, longer each time."""
-        with contextlib.suppress(OSError):  # of this thread alone, where the system can tell threads apart
+        """Deliver the queue, the oldest entry first; pause after a failure, longer each time."""
+        with contextlib.suppress(OSError):  # lowers the priority of this thread alone, where possible
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         pause = _FIRST_PAUSE_S
         while not self._stop.is_set():
@@ -142,13 +142,13 @@ class Live:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _end(self) -> None:
-        """Try nothing more."""
+        """Stop all attempts."""
         self._stop.set()
         with self._changed:
             self._changed.notify_all()
 
     def _deliver(self, step: int | None) -> bool:
-        """Deliver the first that waits; return whether it is done with, for good or for this run."""
+        """Deliver the first entry of the queue; return whether it is finished, delivered or not."""
         counts = self._delivery.exporter.counts
         try:
             if step is _THE_RUN:
@@ -164,7 +164,7 @@ class Live:
             with self._changed:
                 self._changed.notify_all()
             return False
-        except Exception as error:  # whatever it is: the step is on the disk, and the next one may be sound
+        except Exception as error:  # any error: the step is on the disk, and the next one may succeed
             counts.say(f"{type(error).__name__}: {error}")
         with self._changed:
             self._waiting.popleft()

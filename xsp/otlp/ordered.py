@@ -1,6 +1,6 @@
-"""The spans of a table in the order in which they leave, as arrays of numbers, and the templates that they share.
+"""The spans of a table in the order in which they are sent, as arrays of numbers, and the templates that they share.
 
-The order is the same whatever the order of the table, so what is sent twice is the same.
+The order does not depend on the order of the table, so spans that are sent again give the same bytes.
 
 The table is read three times: for the ranges of its numbers, for its distinct templates, and for its rows.
 """
@@ -21,16 +21,16 @@ from xsp.otlp import template
 from xsp.otlp.template import COUNTS, KEY, LOOSE, TEXT, Count, Layout, Template
 
 CHUNK = 1 << 13
-"""Spans that are encoded together: as many as stay in the processor's caches."""
+"""Number of spans that are encoded together, small enough for the processor's caches."""
 
 WINDOW = 1 << 16
-"""Spans whose numbers are fetched together."""
+"""Number of spans whose numbers are fetched together."""
 
 MANY, FEW = 100_000, 1000
-"""Spans from where on, and templates up to which, it pays to find out in which columns the templates differ."""
+"""With at least `MANY` spans and at most `FEW` templates it pays to find the columns in which the templates differ."""
 
 TEXT_BYTES = 1 << 26
-"""Text that a chunk holds at most, unless a single span has more."""
+"""Maximum bytes of text in a chunk, unless a single span has more."""
 
 Numbers = npt.NDArray[Any]
 
@@ -43,11 +43,11 @@ _WRONG = {
     "start_ns = {}": "start_ns < 0",
     "start_ns + dur_ns = {}": "start_ns::HUGEINT + dur_ns < 0",
 }
-"""What a span must not have that goes out, as the words for it and the test."""
+"""Conditions that spans to be sent must not meet: text for the error message, and SQL test."""
 
 
 def check(con: duckdb.DuckDBPyConnection, source: str) -> None:
-    """Refuse a table with spans that have no place in a trace.
+    """Check that all spans of a table are valid in a trace.
 
     Raises:
         TraceError: an id is not hexadecimal, or a time is missing or before 1970.
@@ -66,7 +66,7 @@ def check(con: duckdb.DuckDBPyConnection, source: str) -> None:
 
 
 class Chunk(NamedTuple):
-    """Spans that stand together in the order in which they leave."""
+    """Consecutive spans in the order in which they are sent."""
 
     start: int
     stop: int
@@ -75,7 +75,7 @@ class Chunk(NamedTuple):
 
 _SERIAL = itertools.count()
 _HASH = "hash({})"
-"""Numbers templates and traces; checked to tell those of a table apart, and salted until it does."""
+"""SQL hash that numbers templates and traces; a salt is changed until the numbers within a table are distinct."""
 
 _SURVEY = {
     "spans": "count(*)",
@@ -84,11 +84,11 @@ _SURVEY = {
     "count key": "count(key)",
     **{f"{ask} {c.name}": f"{ask}({c.name})" for c in COUNTS for ask in ("count", "min", "max")},
 }
-"""What is asked of a table first; where `right` is false, `check` looks closer."""
+"""Query results that are needed first; if `right` is false, `check` finds the reason."""
 
 
 class Ordered:
-    """The spans of a table by level, rank, process and start.
+    """The spans of a table, sorted by level, rank, process and start.
 
     Raises:
         TraceError: see `check`.
@@ -102,12 +102,12 @@ class Ordered:
         keeps_order = con.execute("SELECT current_setting('preserve_insertion_order')").fetchall()[0][0]
         self._by = "" if keeps_order else " ORDER BY rowid"
         self.keyed = True
-        """Whether all keys are as long as ours, and are written like numbers."""
+        """Whether all keys have the length `KEY`, so that they can be written like numbers."""
 
         self._survey()
         try:
             self._number()
-        except duckdb.Error:  # an id that is none, or a key that is not like ours
+        except duckdb.Error:  # an invalid id, or a key of another form than xsp's
             self.close()
             check(con, source)
             if not self.keyed:
@@ -117,12 +117,12 @@ class Ordered:
             self._number()
 
     def close(self) -> None:
-        """Remove the temporary tables; a connection that was closed has taken them with it."""
+        """Remove the temporary tables; if the connection is closed, they are gone already."""
         with contextlib.suppress(duckdb.ConnectionException):
             self._con.execute(f"DROP TABLE IF EXISTS {self._rows}; DROP TABLE IF EXISTS {self._distinct}")
 
     def _survey(self) -> None:
-        """Find which columns hold anything, and how large it is."""
+        """Find the columns that are not empty, and the ranges of their values."""
         names = {row[0] for row in self._con.execute(f"DESCRIBE SELECT * FROM {self._source}").fetchall()}
         loose = [name for name in LOOSE if name in names and name != "key"]
         asked = {**_SURVEY, **{f"count {name}": f"count({name})" for name in loose}}
@@ -142,14 +142,14 @@ class Ordered:
         self._sometimes = [name for name in present if found[f"count {name}"] != self.spans]
 
     def _number(self) -> None:
-        """Number templates and traces, and order the spans."""
+        """Number templates and traces, and sort the spans."""
         self._layouts: dict[int, Layout] = {}
         self._find_templates()
         self.traces = self._find_traces()
         self._order()
 
     def _find_templates(self) -> None:
-        """Keep the distinct templates, and how to tell which of them a span has."""
+        """Store the distinct templates, and the SQL that gives the template number of a span."""
         bits = [f"(({name} IS NOT NULL)::BIGINT << {bit})" for bit, name in enumerate(self._sometimes)]
         values = {c.name: c.name for c in TEXT}
         values |= {"rank": "coalesce(rank, 0)", "process": "process", "present": " | ".join(bits) or "0::BIGINT"}
@@ -169,7 +169,7 @@ class Ordered:
         self._template = _HASH.format(", ".join([str(salt), *(values[name] for name in telling)]))
 
     def _telling(self, found: str, names: list[str]) -> list[str]:
-        """Return columns that tell the templates apart: fewer are hashed faster, which pays where spans are many."""
+        """Return columns that distinguish the templates: hashing fewer columns is faster, which pays for many spans."""
         rows = self._con.execute(f"SELECT * FROM {found} LIMIT {FEW + 1}").fetchall()
         if len(rows) > FEW or self.spans < MANY:
             return names
@@ -181,7 +181,7 @@ class Ordered:
         return [names[each] for each in left]
 
     def _find_traces(self) -> dict[str, Numbers]:
-        """Return the halves of the trace ids, by the number that tells them apart."""
+        """Return the halves of the trace ids, sorted by the number of the trace."""
         distinct = f"SELECT DISTINCT trace_id FROM {self._source}"
         right = f"strlen(trace_id) = 32 AND trace_id <> '{'0' * 32}'"
         for salt in itertools.count():
@@ -195,7 +195,7 @@ class Ordered:
         raise AssertionError("hashes without end are all alike")
 
     def _order(self) -> None:
-        """Keep the numbers and the loose text of the spans in their order."""
+        """Store the numbers and the loose text of the spans in the order in which they are sent."""
         columns = {
             "template": self._template,
             "trace": self._trace,
@@ -218,7 +218,7 @@ class Ordered:
         self._con.execute(f"CREATE TEMP TABLE {self._rows} AS {query}")
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the spans in their order, so many at once that their text fits into memory."""
+        """Yield the spans in order, in chunks whose text fits into memory."""
         size = min(CHUNK, max(1, TEXT_BYTES // max(1, self._most_text())))
         for begin in range(0, self.spans, WINDOW):
             end = min(begin + WINDOW, self.spans)
@@ -228,7 +228,7 @@ class Ordered:
                 yield Chunk(start, stop, {name: each[start - begin : stop - begin] for name, each in window.items()})
 
     def _most_text(self) -> int:
-        """Return how many bytes the text of a span has at most."""
+        """Return the maximum number of bytes of text in a span."""
         texts = " + ".join(f"coalesce(strlen({c.name}), 0)" for c in TEXT if c.type == "VARCHAR")
         asked = [f"SELECT max({texts}) FROM {self._distinct}"]
         asked += [f"SELECT max(strlen({name})) FROM {self._rows}" for name in self.loose]
@@ -244,13 +244,13 @@ class Ordered:
         return self._con.execute(query + self._by).fetchnumpy()
 
     def templates(self, numbers: list[int]) -> Iterator[tuple[int, Template]]:
-        """Yield templates, each after its number."""
+        """Yield the templates with some numbers, as pairs of number and template."""
         query = f"SELECT * FROM {self._distinct} WHERE number IN (SELECT unnest(?::UBIGINT[]))"
         for number, *texts, rank, process, present in self._con.execute(query, [numbers]).fetchall():
             yield number, template.template(self._layout(present), texts, rank, process)
 
     def _layout(self, present: int) -> Layout:
-        """Return the layout of spans by the bits of what is there of `self._sometimes`."""
+        """Return the layout of spans, by the bits of the columns of `self._sometimes` that are present."""
         if present not in self._layouts:
             missing = {name for bit, name in enumerate(self._sometimes) if not present >> bit & 1}
             counts = [None if count.column in missing else count for count in self.counts]
@@ -260,7 +260,7 @@ class Ordered:
 
 
 def _word(digits: str) -> str:
-    """Return the SQL of 16 hexadecimal digits as a number; what are no digits stops the query."""
+    """Return the SQL that converts 16 hexadecimal digits to a number; other text makes the query fail."""
     return f"unhex({digits})::BIT::UBIGINT"
 
 
@@ -269,5 +269,5 @@ def _id(column: str) -> str:
 
 
 def _where(right: str, value: str) -> str:
-    """Return the SQL of a value that stops the query where it is not right."""
+    """Return the SQL of a value that makes the query fail if a condition does not hold."""
     return f"CASE WHEN {right} THEN {value} ELSE error('not right') END"

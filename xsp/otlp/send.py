@@ -1,7 +1,7 @@
-"""Bring requests to an endpoint: try again where that makes sense, in halves where they are too large, and count.
+"""Deliver requests to an endpoint: retry where that makes sense, split requests that are too large, and count.
 
-OTLP says of each answer whether the same request may be sent again. Between two attempts there is a pause, which
-grows, and has chance in it, so that many senders do not come back at the same moment.
+OTLP defines for each answer whether the same request may be sent again. The pause between two attempts grows, and is
+randomised, so that many senders do not retry at the same moment.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from xsp.otlp.endpoint import Endpoint, Protocol
 from xsp.otlp.transport import Answer, Busy, GrpcSender, HttpSender, Nobody, Refused, Sender, TooLarge, as_json
 
 PATIENCE_S = 60.0
-"""How long a request is tried again, unless told otherwise."""
+"""Default number of seconds to retry a request."""
 
 STARTING_S = 1.0
-"""How long where nothing listens on this machine."""
+"""The same if nothing listens at an address of this machine."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SHORTEST_S = 1.0
-"""The last attempt has as long, whatever is left of the patience: one that no receiver can answer in tells nothing."""
+"""Minimum timeout in seconds of the last attempt: a shorter one, in which no receiver can answer, is no evidence."""
 
 
 @dataclass
 class Counts:
-    """What became of what was sent."""
+    """The outcome of a delivery."""
 
     steps: int = 0
     spans: int = 0
     requests: int = 0
     bytes: int = 0
     rejected: int = 0
-    """Spans that the receiver did not take."""
+    """Spans that the receiver rejected."""
 
     retries: int = 0
     seconds: float = 0.0
     left: int = 0
-    """Steps, and runs' own spans, that are still to be delivered."""
+    """Steps, and spans of runs themselves, that are still to be delivered."""
 
     messages: list[str] = field(default_factory=list)
-    """Why something was rejected or is left, each reason once."""
+    """Reasons why spans were rejected or are undelivered, each once."""
 
     trace_id: str | None = None
-    """Of the first step that was delivered."""
+    """Trace id of the first step that was delivered."""
 
     def say(self, message: str) -> None:
-        """Keep a reason."""
+        """Add a reason, once."""
         if message and message not in self.messages:
             self.messages.append(message)
 
 
 class Exporter:
-    """Brings requests to one endpoint, and tries again for as long as its patience lasts."""
+    """Delivers requests to one endpoint, and retries for a limited time."""
 
     def __init__(
         self, to: Endpoint, patience_s: float, stop: threading.Event | None = None, starting_s: float | None = None
@@ -74,10 +74,10 @@ class Exporter:
         """Make the sender; nothing is sent yet.
 
         Args:
-            to: where to.
-            patience_s: how long a request is tried again.
-            stop: ends the pauses between attempts, and with them the patience.
-            starting_s: how long where nothing listens on this machine; as long unless told otherwise.
+            to: the receiver or file.
+            patience_s: seconds to retry a request.
+            stop: ends the pauses between attempts, and the retries with them.
+            starting_s: seconds to retry if nothing listens at an address of this machine; default: `patience_s`.
         """
         self.to = to
         self.counts = Counts()
@@ -88,17 +88,17 @@ class Exporter:
         self._sender = sender(to)
 
     def close(self, complete: bool = True) -> None:
-        """Let go of the endpoint; a file appears if it is `complete`."""
+        """Close the sender; a file appears only if `complete`."""
         self._sender.close(complete)
 
     def bring(self, request: Request) -> bool:
-        """Bring one request, in smaller ones if need be, and count what became of it.
+        """Deliver one request, split into smaller ones if necessary, and count the outcome.
 
         Returns:
-            Whether the receiver took it, possibly but for spans that it rejected.
+            Whether the receiver accepted it, possibly except for spans that it rejected.
 
         Raises:
-            DeliveryError: it could not be brought for as long as the patience lasted, or nothing can be.
+            DeliveryError: all retries failed, or the receiver will not accept any request.
         """
         try:
             answer = self._send(request.body)
@@ -148,8 +148,8 @@ class Exporter:
 # --- request -----------------------------------------------------------------------------------------------------
 # One request of spans to one endpoint: over HTTP, over gRPC, or into a file.
 #
-# A sender sends once and says what came of it: what the receiver rejected, or one of three errors, for OTLP says of
-# each answer whether the same request may be sent again. Trying again is `xsp.otlp.send`'s.
+# A sender sends a request once, and returns the number of rejected spans or raises one of three errors, because OTLP
+# defines for each answer whether the same request may be sent again. `Exporter` does the retries.
 
 
 _LENGTH = struct.Struct(">I")
@@ -159,7 +159,7 @@ def sender(to: Endpoint) -> Sender:
     """Return the sender for an endpoint. It connects when it sends.
 
     Raises:
-        UsageError: certificates that cannot be used.
+        UsageError: the certificates cannot be used.
         OutputError: the file cannot be written.
     """
     if to.is_file:
@@ -171,7 +171,7 @@ def sender(to: Endpoint) -> Sender:
 
 
 class _FileSender:
-    """A file as the Collector's file exporter writes it: a request a line, or length and message."""
+    """A file in the format of the Collector's file exporter: a request per line, or length and message."""
 
     def __init__(self, to: Endpoint) -> None:
         self._path, self._lines = Path(to.url), to.protocol is Protocol.JSON_LINES
@@ -207,13 +207,13 @@ JAEGER_PORT = 16686
 
 
 def jaeger_page(to: Endpoint, trace_id: str) -> str | None:
-    """Return where a Jaeger on this machine shows a trace that it was sent; None where none does."""
+    """Return the URL at which a Jaeger on this machine shows a trace that was sent to it; None if none does."""
     host = urlsplit(to.url if "://" in to.url else f"//{to.url}").hostname
     if to.is_file or host not in ("localhost", "127.0.0.1", "::1"):
         return None
     page = f"http://localhost:{JAEGER_PORT}"
     try:
-        for _ in range(5):  # it stores what it accepts a moment later
+        for _ in range(5):  # Jaeger stores accepted spans after a short delay
             with requests.get(f"{page}/api/v3/traces/{trace_id}", timeout=1, stream=True) as response:
                 if response.status_code == 200:
                     return f"{page}/trace/{trace_id}"

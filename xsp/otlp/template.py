@@ -1,7 +1,7 @@
-"""Templates: the bytes of a span but for its numbers, encoded once for all spans that agree in the rest.
+"""Templates: the bytes of a span without its numbers, encoded once for all spans that agree in the rest.
 
-protobuf lets an integer take more bytes than it needs. So lengths, times and counts get a fixed width, and where a
-number goes depends on the template alone.
+protobuf allows an integer to take more bytes than necessary. So lengths, times and counts have a fixed width, and the
+place of a number depends only on the template.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from xsp.schema import COLUMNS
 
 IDS = ("trace_id", "span_id", "parent_id")
 LOOSE = ("key", "attributes", "links")
-"""Text that is another one in nearly every span; it is appended to the template's copy."""
+"""Text columns that differ in nearly every span; their values are appended to the copy of the template."""
 
 KEPT = "layer_id"
-"""It follows from the parents, so it stays in the table."""
+"""Column that is not sent, because it follows from the parents."""
 
 TEXT = [
     c for c in COLUMNS if c.type in ("VARCHAR", "SMALLINT", "BOOLEAN", "DOUBLE") and c.name not in (*IDS, *LOOSE, KEPT)
 ]
-"""Columns whose values stand in the template."""
+"""Columns whose values are part of the template."""
 
 COUNTS = [c for c in COLUMNS if c.type in ("INTEGER", "BIGINT") and c.name not in ("start_ns", "process", "rank")]
-"""Columns whose values are written into the template's copies."""
+"""Columns whose values are written into the copies of the template."""
 
 KEY = 16
-"""Bytes of the keys that xsp makes; where all are of this length, they are written like two numbers."""
+"""Length in bytes of the keys that xsp makes; if all keys have it, they are written like two numbers."""
 
 FIXED = ("length", "trace_high", "trace_low", "span", "parent", "start", "end", "key")
-"""What is written into each copy before the counts."""
+"""Placeholders of each copy before the counts."""
 
 FLAGS = b"\x85\x01" + (1).to_bytes(4, "little")
 """Sampled, as in W3C Trace Context."""
 
 INTERNAL = b"\x30\x01"
-"""The kind of all spans: client and server would make viewers expect another process at the other end."""
+"""The span kind of all spans: for client and server, viewers would expect another process at the other end."""
 
 ERROR = b"\x18\x02"
-"""The code of a status that is an error."""
+"""The status code for an error."""
 
 LEVEL = "xsp.level"
 NOWHERE = -1
 Owner = tuple[int, int, "int | None"]
-"""Level, rank and process of a span: whose resource it belongs to."""
+"""Level, rank and process of a span, which determine its resource."""
 
 
 class Count(NamedTuple):
@@ -62,27 +62,27 @@ class Count(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """Whether it can stand in the template like text."""
+        """Whether all values are equal, so that the value can be part of the template like text."""
         return self.low == self.high
 
     @property
     def width(self) -> int:
-        """Bytes in which all of its values fit, at 7 bits a byte; a negative one takes ten."""
+        """Number of bytes in which all values fit, at 7 bits per byte; negative values take ten."""
         return next((size for size in (4, 8) if self.low >= 0 and self.high < 1 << 7 * size), 10)
 
 
 class Template(NamedTuple):
-    """The bytes of a span but for its numbers."""
+    """The bytes of a span without its numbers."""
 
     body: bytes
     places: tuple[int, ...]
-    """Where the numbers go, in the order of `FIXED` and of the counts; NOWHERE where it has none."""
+    """Offsets of the placeholders, in the order of `FIXED` and of the counts; NOWHERE for absent ones."""
 
     owner: Owner
 
 
 class Layout(NamedTuple):
-    """How a template begins, and where its numbers go: the same for all spans that have the same numbers."""
+    """The head of a template and its placeholders: the same for all spans with the same set of numbers."""
 
     head: bytes
     places: tuple[int, ...]
@@ -92,9 +92,9 @@ def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
     """Return the layout of spans.
 
     Args:
-        parent: whether they have one.
-        key: whether they have one of `KEY` bytes.
-        counts: those that they have; None for those that they have not.
+        parent: whether they have a parent.
+        key: whether they have a key of `KEY` bytes.
+        counts: the columns of counts; None for those that the spans lack.
     """
     head = bytearray(b"\x12\0\0\0\0\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8))
     places = [1, 7, 15, 25]
@@ -111,7 +111,7 @@ def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
 
 
 def template(layout: Layout, texts: Sequence[Any], rank: int, process: int | None) -> Template:
-    """Encode what spans of one template have in common; `texts` are the values of the columns of `TEXT`."""
+    """Encode the common part of the spans of a template; `texts` are the values of the columns of `TEXT`."""
     parts = [layout.head, block(5, text(texts[_NAME] or ""))]
     parts += [_attribute(name, texts[place]) for place, name in _ATTRIBUTES if texts[place] is not None]
     if texts[_STATUS] not in (None, "ok"):
@@ -124,7 +124,7 @@ _ATTRIBUTES = [(place, c.attribute) for place, c in enumerate(TEXT) if c.attribu
 
 
 def _room(body: bytearray, tag: bytes, size: int) -> int:
-    """Append a tag and room for a number; return where the room begins."""
+    """Append a tag and a placeholder for a number; return the offset of the placeholder."""
     body += tag
     body += bytes(size)
     return len(body) - size
@@ -132,7 +132,7 @@ def _room(body: bytearray, tag: bytes, size: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _count_head(attribute: str, size: int) -> bytes:
-    """Return what stands before the bytes of an integer attribute."""
+    """Return the bytes before the value of an integer attribute."""
     key = block(1, attribute.encode()) + b"\x12" + varint(1 + size) + b"\x18"
     return b"\x4a" + varint(len(key) + size) + key
 
@@ -142,7 +142,7 @@ def _attribute(attribute: str, value: str | float | bool) -> bytes:
 
 
 def _is_short(value: Any) -> bool:
-    """Whether a value is worth keeping: a cache counts its entries, not their bytes."""
+    """Return whether a value may be cached: the cache limits the number of entries, not their bytes."""
     return not isinstance(value, str) or len(value) < 1000
 
 
@@ -155,7 +155,7 @@ _known_attribute = functools.lru_cache(maxsize=4096)(_encoded_attribute)
 
 
 def _failure(status: str) -> bytes:
-    """Return the status of a span that did not end well."""
+    """Return the encoded status of a span that failed or was not closed."""
     kind, _, what = status.partition(":")
     named = attributes(9, {"error.type": what}) if kind == "error" and what else b""
     return named + block(15, block(2, text(status)) + ERROR)
@@ -165,10 +165,10 @@ def _failure(status: str) -> bytes:
 
 
 def loose(column: str, values: Sequence[str | None]) -> list[bytes]:
-    """Return what a column of `LOOSE` adds to each span.
+    """Return the bytes that a column of `LOOSE` appends to each span.
 
     Raises:
-        TraceError: attributes are no JSON object, or links are no pairs of ids.
+        TraceError: attributes are not a JSON object, or links are not pairs of ids.
     """
     encoded, known = _APPENDED[column]
     return [known(value) if _is_short(value) else encoded(value) for value in values]
@@ -176,7 +176,7 @@ def loose(column: str, values: Sequence[str | None]) -> list[bytes]:
 
 @functools.lru_cache(maxsize=4096)
 def _string_head(attribute: str, length: int) -> bytes:
-    """Return what stands before a string attribute of so many bytes."""
+    """Return the bytes before the value of a string attribute of a given length."""
     value = b"\x0a" + varint(length)
     key = block(1, attribute.encode()) + b"\x12" + varint(len(value) + length) + value
     return b"\x4a" + varint(len(key) + length) + key
@@ -190,7 +190,7 @@ def _key(value: str | None) -> bytes:
 
 
 def _attributes(value: str | None) -> bytes:
-    """Return the JSON of the column `attributes` as attributes; a name that a column has goes under our own."""
+    """Return the JSON of the column `attributes` as encoded attributes; names that columns use get a prefix."""
     if value is None:
         return b""
     try:
@@ -201,7 +201,7 @@ def _attributes(value: str | None) -> bytes:
 
 
 _TAKEN = {*semconv.COLUMN_OF, "error.type"}
-"""Names that a span may have already: no attribute stands there twice."""
+"""Names that columns use; a span must not have two attributes of the same name."""
 
 
 def _links(value: str | None) -> bytes:
@@ -222,17 +222,17 @@ _APPENDED: Mapping[str, tuple[Callable[[str | None], bytes], Callable[[str | Non
     "attributes": (_attributes, functools.lru_cache(maxsize=4096)(_attributes)),
     "links": (_links, functools.lru_cache(maxsize=4096)(_links)),
 }
-"""What encodes a column, and the same with a memory for values that return."""
+"""The encoder of each column, and the same encoder with a cache."""
 
 
 # --- wire --------------------------------------------------------------------------------------------------------
 # The protobuf wire format of OTLP, as far as spans need it: one value, one attribute, one message at a time.
 #
-# `xsp.otlp.encode` makes its templates of these. Numbers of fields are those of `opentelemetry/proto`.
+# Templates are built from these functions. Field numbers are those of `opentelemetry/proto`.
 
 
 DEEPEST = 16
-"""Lists and objects inside each other, from where on a value goes as JSON text: decoders give up at 100 messages."""
+"""Nesting depth from which a value is sent as JSON text: decoders accept at most 100 nested messages."""
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -249,12 +249,12 @@ def varint(value: int) -> bytes:
 
 
 def block(field: int, content: bytes) -> bytes:
-    """Return a field that holds a string or a message: tag, length, content."""
+    """Return a field with a string or a message: tag, length, content."""
     return varint(field << 3 | 2) + varint(len(content)) + content
 
 
 def text(value: str) -> bytes:
-    """Return UTF-8; a lone surrogate, which UTF-8 cannot hold, becomes a question mark."""
+    """Return UTF-8; a lone surrogate, which UTF-8 cannot represent, becomes a question mark."""
     return value.encode("utf-8", "replace")
 
 
@@ -264,9 +264,9 @@ def attribute(key: str, value: Any) -> bytes:
 
 
 def any_value(value: Any, depth: int = 0) -> bytes:
-    """Return an `AnyValue` of what JSON can hold.
+    """Return an `AnyValue` of a JSON value.
 
-    An integer beyond 64 bits goes as its decimal digits in a string: a double would change it. Null is an
+    An integer beyond 64 bits is sent as a string of decimal digits, because a double would change it. Null is an
     `AnyValue` without a value.
     """
     if value is None:
@@ -296,10 +296,10 @@ def links(targets: Iterable[tuple[str, str]]) -> bytes:
     """Return a span's links to other spans.
 
     Args:
-        targets: trace id and span id of each, in hexadecimal.
+        targets: trace id and span id of each link, in hexadecimal.
 
     Raises:
-        ValueError: one of them is no id.
+        ValueError: an id is invalid.
     """
     return b"".join(block(13, block(1, _id(trace, 16)) + block(2, _id(span, 8))) for trace, span in targets)
 

@@ -1,6 +1,6 @@
-"""A request of spans, sent once: over HTTP in bounded time, or over gRPC; and what the receiver said to it.
+"""Send a request of spans once, over HTTP in bounded time or over gRPC, and interpret the receiver's answer.
 
-It took it, or one of three errors: for OTLP says of each answer whether the same request may be sent again.
+The result is an `Answer` or one of three errors, because OTLP defines for each answer whether to retry the request.
 """
 
 from __future__ import annotations
@@ -36,61 +36,61 @@ from xsp.otlp.endpoint import Endpoint, Protocol
 from xsp.version import __version__
 
 AGENT = f"xsp/{__version__}"
-"""What a sender calls itself."""
+"""The user agent."""
 
 
 class Answer(NamedTuple):
-    """What a receiver said that took a request."""
+    """The answer of a receiver that accepted a request."""
 
     rejected: int = 0
-    """Spans of it that it did not take; they are not to be sent again."""
+    """Number of spans that the receiver rejected; they must not be sent again."""
 
     message: str = ""
 
 
 class Busy(DeliveryError):
-    """It did not work this time; the same request may be sent again."""
+    """The attempt failed; the same request may be sent again."""
 
     def __init__(self, message: str, after_s: float | None = None) -> None:
         super().__init__(message)
         self.after_s = after_s
-        """Seconds to wait, where the receiver said so."""
+        """Seconds to wait, if the receiver stated them."""
 
 
 class Nobody(Busy):
-    """Nothing listens at an address of this machine: sending again helps only while a receiver is starting."""
+    """Nothing listens at an address of this machine: a retry helps only while a receiver is starting."""
 
 
 class TooLarge(DeliveryError):
-    """The receiver takes smaller requests."""
+    """The receiver accepts only smaller requests."""
 
 
 class Refused(DeliveryError):
-    """The same request will not be taken."""
+    """The receiver will never accept this request."""
 
     def __init__(self, message: str, always: bool = False) -> None:
         super().__init__(message)
         self.always = always
-        """Whether no other request would be taken either: a wrong path, missing credentials."""
+        """Whether the receiver would not accept any other request either: a wrong path, missing credentials."""
 
 
 class Sender(typing.Protocol):
     """Sends requests to one endpoint."""
 
     def send(self, body: bytes, timeout_s: float) -> Answer:
-        """Send an encoded request once, and return what the receiver said.
+        """Send an encoded request once, and return the receiver's answer.
 
         Raises:
-            Busy, TooLarge, Refused: it did not take it.
+            Busy, TooLarge, Refused: the receiver did not accept the request.
             OutputError: the file cannot be written.
         """
 
     def close(self, complete: bool) -> None:
-        """Let go of the connection; `complete` says that a file is to appear."""
+        """Close the connection or file; the file appears only if `complete`."""
 
 
 def status(content: bytes) -> Status:
-    """Return the details of an error; empty where they are no protobuf."""
+    """Return the details of an error; empty if they are not valid protobuf."""
     try:
         return Status.FromString(content)
     except DecodeError:
@@ -98,13 +98,13 @@ def status(content: bytes) -> Status:
 
 
 def answer(response: ExportTraceServiceResponse, to: Endpoint) -> Answer:
-    """Return what a receiver said that took the request, without what is secret of the endpoint."""
+    """Return the answer of a receiver that accepted the request, without the endpoint's secrets."""
     partial = response.partial_success
     return Answer(partial.rejected_spans, to.without_secrets(partial.error_message))
 
 
 # --- bodies ------------------------------------------------------------------------------------------------------
-# Encoded requests: as OTLP's JSON, and in halves for a receiver that takes smaller ones.
+# Encoded requests: as OTLP's JSON, and in halves for a receiver that accepts only smaller ones.
 
 
 def as_json(body: bytes) -> str:
@@ -123,10 +123,10 @@ def as_json(body: bytes) -> str:
 
 
 def halves(body: bytes) -> list[tuple[bytes, int]]:
-    """Return an encoded request as two smaller ones with the spans of each; one span cannot be halved.
+    """Split an encoded request into two smaller ones; a single span cannot be split.
 
     Returns:
-        The halves; a single one if the request holds a single span.
+        The halves with their numbers of spans; a single one if the request holds a single span.
     """
     whole = ExportTraceServiceRequest.FromString(body)
     places = [
@@ -140,7 +140,7 @@ def halves(body: bytes) -> list[tuple[bytes, int]]:
 
 
 def _only(whole: ExportTraceServiceRequest, kept: list[tuple[int, int, int]]) -> bytes:
-    """Return a request with some of the spans of another one; kept are consecutive."""
+    """Return a request with some of the spans of another request; those in `kept` are consecutive."""
     part = ExportTraceServiceRequest()
     last = None
     for r, s, span in kept:
@@ -167,7 +167,7 @@ _NO_RECEIVER = frozenset({401, 403, 404, 405, 407, 410, 415, 501})
 
 
 class HttpSender:
-    """OTLP over HTTP, one connection that is kept."""
+    """OTLP over HTTP, with one persistent connection."""
 
     def __init__(self, to: Endpoint) -> None:
         self._to = to
@@ -178,7 +178,7 @@ class HttpSender:
 
     def _connected(self) -> requests.Session:
         session, to, parts = requests.Session(), self._to, urlsplit(self._to.url)
-        session.auth = lambda request: request  # or else what stands in ~/.netrc replaces the header
+        session.auth = lambda request: request  # otherwise credentials from ~/.netrc replace the header
         if parts.username is not None and "authorization" not in dict(to.headers):
             session.auth = (unquote(parts.username), unquote(parts.password or ""))
         if to.cert_file:
@@ -194,11 +194,11 @@ class HttpSender:
         if self._json:
             body = as_json(body).encode()
         if self._to.gzip:
-            body = gzip.compress(body, compresslevel=1)  # the next levels take twice as long for a tenth less
+            body = gzip.compress(body, compresslevel=1)  # higher levels take twice as long and save a tenth
         return self._judge(*self._within(body, timeout_s))
 
     def _within(self, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
-        """Post in bounded time: libraries bound each wait, but neither their sum nor the look-up of a name."""
+        """Post in bounded time: libraries bound each wait, but neither the sum of waits nor the DNS look-up."""
         posted: Future[tuple[requests.Response, bytes]] = Future()
         session = self._session
 
@@ -212,12 +212,12 @@ class HttpSender:
         try:
             return posted.result(timeout_s + _GRACE_S)
         except TooLong:
-            self._session = self._connected()  # the thread has the other one, until the receiver lets go
+            self._session = self._connected()  # the thread keeps the old session until the receiver closes it
             raise Busy(f"{self._to.name}: no whole answer within {timeout_s:.3g} s") from None
 
     def _post(self, session: requests.Session, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
         try:
-            verify = self._to.ca_file or True  # given with the request: a session's gives way to the environment
+            verify = self._to.ca_file or True  # passed with the request: the environment overrides the session's value
             with session.post(
                 self._url, data=body, timeout=timeout_s, verify=verify, allow_redirects=False, stream=True
             ) as response:
@@ -266,7 +266,7 @@ class HttpSender:
             raise Refused(f"{self._to.name}: answers, but not as a receiver of OTLP does{said}", always=True) from error
 
     def _said(self, content: bytes, kind: str) -> str:
-        """Return the message in an answer: of a protobuf `Status`, of its JSON, or the text."""
+        """Return the message in an answer: from a protobuf `Status`, from JSON, or the text itself."""
         text = content.decode("utf-8", "replace")
         if "html" in kind:
             text = "with a page for a browser: this may be no receiver"
@@ -283,7 +283,7 @@ class HttpSender:
         return self._to.without_secrets(str(text))
 
     def close(self, complete: bool) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._session.close()
 
 
@@ -294,13 +294,13 @@ def _was_refused(error: requests.exceptions.ConnectionError) -> bool:
 
 
 def _innermost(error: BaseException) -> object:
-    """Return the operating system's own words for what went wrong: the outer ones repeat the URL."""
+    """Return the operating system's message of an error: the messages of outer exceptions repeat the URL."""
     words = (inner.strerror for inner in _chain(error) if isinstance(inner, OSError) and inner.strerror)
     return next(words, type(error).__name__)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it came of, outermost first."""
+    """Yield an error and its causes, outermost first."""
     seen: set[int] = set()
     inner: BaseException | None = error
     while inner is not None and id(inner) not in seen:
@@ -313,7 +313,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _seconds(text: str) -> float | None:
-    """Return the seconds of a `Retry-After`; a date is left to our own patience."""
+    """Return the seconds of a `Retry-After`; None for a date, which leaves the pause to the caller."""
     return float(text) if text.strip().isdigit() else None
 
 
@@ -345,7 +345,7 @@ _OTHER_PORT = (
 
 
 class GrpcSender:
-    """OTLP over gRPC; requests travel as the bytes that they are."""
+    """OTLP over gRPC; requests are sent as encoded bytes."""
 
     def __init__(self, to: Endpoint) -> None:
         self._to = to
@@ -363,7 +363,7 @@ class GrpcSender:
             content = self._call(body, timeout=timeout_s, metadata=self._to.headers)
         except grpc.RpcError as error:
             raise self._judged(cast("grpc.Call", error)) from error
-        except ValueError as error:  # a header that gRPC does not take
+        except ValueError as error:  # a header that gRPC does not accept
             raise Refused(f"{self._to.name}: {self._to.without_secrets(str(error))}", always=True) from error
         try:
             return answer(ExportTraceServiceResponse.FromString(content), self._to)
@@ -376,7 +376,7 @@ class GrpcSender:
         if code is grpc.StatusCode.UNAVAILABLE and any(each in said for each in _SPEAKS_OTHERWISE):
             return Refused(f"{text}: {_OTHER_PORT}", always=True)
         if code is grpc.StatusCode.UNAVAILABLE and "connection refused" in said.lower() and self._to.is_this_machine:
-            # of several addresses gRPC tells the last one's error
+            # with several addresses gRPC reports the error of the last one
             return Nobody(f"{text}: {_OTHER_PORT}" if _listens(self._to.url) else self._to.nobody_listens())
         if code in _AGAIN:
             return Busy(text)
@@ -388,7 +388,7 @@ class GrpcSender:
         return Refused(text, always=code in _NOBODY_THERE)
 
     def close(self, complete: bool) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._channel.close()
 
 
@@ -400,7 +400,7 @@ def _credentials(to: Endpoint) -> grpc.ChannelCredentials:
 
 
 def _listens(target: str) -> bool:
-    """Return whether something takes connections at an address of this machine."""
+    """Return whether something accepts connections at an address of this machine."""
     parts = urlsplit(target if "://" in target else f"//{target}")
     try:
         with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=1):
@@ -410,7 +410,7 @@ def _listens(target: str) -> bool:
 
 
 def _retry_info(call: grpc.Call) -> float | None:
-    """Return the seconds of a `RetryInfo` in the answer's details; None where there is none."""
+    """Return the seconds of a `RetryInfo` in the answer's details; None if there is none."""
     for key, value in call.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             for detail in status(value).details:

@@ -1,33 +1,32 @@
 """Traces that are too large for a viewer: an overview, and detail traces that it links to.
 
-A trace of more spans than the budget leaves as several traces, none of them larger than the budget.
+A trace with more spans than the budget is sent as several traces, none of them larger than the budget.
 
-**The overview** has the original trace id. It holds the spans down to one level as they are. The deeper ones are
-folded: under the nearest span that was kept, those of the same level, kind, name, device, stream, rank and process
-become one span, from the first start to the last end. It carries `xsp.fold.count`, `xsp.fold.sum_ns`,
-`xsp.fold.min_ns`, `xsp.fold.median_ns` (the lower one of an even number), `xsp.fold.max_ns`, `xsp.fold.errors`
-where some failed, `xsp.fold.details`, the number of detail traces that hold its spans, and links to the roots of
-the first of these. Where the folds do not all fit, those with the largest totals stay, and the rest is lumped
-together, under each kept span one `(others)` per level, kind, rank and process. The level is the deepest at which
-the kept spans and these fit. Where none does (a million steps in one trace, an outermost level that is too large), as
-many outer levels are kept as take half of the budget, and there is one `(others)` per level, kind, rank and process of
-the whole trace. These are never left out: if they alone are more than the budget, the overview is as large as they are.
+**The overview** has the original trace id. It contains the spans down to one level unchanged. Deeper spans are
+folded: below the nearest kept span, spans of the same level, kind, name, device, stream, rank and process become one
+span, from the first start to the last end. It carries `xsp.fold.count`, `xsp.fold.sum_ns`, `xsp.fold.min_ns`,
+`xsp.fold.median_ns` (the lower of the two middle values of an even number), `xsp.fold.max_ns`, `xsp.fold.errors` if
+some spans failed, `xsp.fold.details`, the number of detail traces that hold its spans, and links to the roots of the
+first of these. If not all folds fit, the folds with the largest totals stay, and the rest is lumped together into one
+`(others)` per kept span, level, kind, rank and process. The cut is at the deepest level at which the kept spans and
+these lumps fit. If no level fits (a million steps in one trace, an outermost level that is too large), as many outer
+levels are kept as fit into half of the budget, and there is one `(others)` per level, kind, rank and process of the
+whole trace. These are never left out: if they alone exceed the budget, the overview exceeds it too.
 
-For each level and kind, the number of spans and the sum of their `dur_ns`, kept and folded, are those of the original.
+For each level and kind, the number of spans and the sum of their `dur_ns`, kept and folded, equal the original's.
 
 **A detail trace** has a root of kind `details`, which links back to the overview, and spans that the overview does
-not hold, each in exactly one detail trace and with its own span id. Spans under one span stay together unless they
-are more than the budget.
+not contain, each in exactly one detail trace and with its own span id. Spans under one span stay together unless they
+exceed the budget.
 
-**To put the original together again**, an importer follows two rules:
+**To restore the original trace**, an importer follows two rules:
 
-1. A span with the attribute `xsp.fold.count` is none of the program's: leave it out. It says how many of the
-   program's spans it stands for; a root of kind `details` stands for none and says 0.
-2. Of every other span, the attribute `xsp.trace_id`, where it has one, is the original trace id, and
-   `xsp.parent_id`, where it has one, the original parent id, with `""` for none. Both attributes go; the rest of
-   the span is as it was.
+1. A span with the attribute `xsp.fold.count` is not a span of the program: leave it out. The attribute is the number
+   of spans of the program that it stands for; it is 0 for a root of kind `details`.
+2. For every other span, the attribute `xsp.trace_id`, if present, is the original trace id, and `xsp.parent_id`, if
+   present, is the original parent id, with `""` for none. Remove both attributes; the rest of the span is unchanged.
 
-All ids that are made here are hashes of the ids of spans and of the budgets, so the same trace gives the same ids.
+All ids made here are hashes of span ids and of the budgets, so the same trace always gives the same ids.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ from xsp.otlp.folding import NONE, Places, Plan, Spans
 from xsp.schema import COLUMNS, Level
 
 BUDGET = 10_000
-"""Spans of a trace with which Jaeger stays fast; its critical path fails between 10 and 20 thousand."""
+"""Number of spans per trace up to which Jaeger stays fast; its critical path fails between 10 and 20 thousand."""
 
 OVERVIEW, DETAILS = "xsp_overview", "xsp_details"
 OTHERS = "(others)"
 KIND = "details"
 LINKS = 16
-"""Detail traces that a folded span links to; `xsp.fold.details` says how many there are."""
+"""Maximum number of detail traces that a folded span links to; `xsp.fold.details` is their actual number."""
 
 
 def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET, details: int | None = None) -> list[str]:
@@ -58,13 +57,13 @@ def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET, det
 
     Args:
         con: the engine that holds the table.
-        source: table or view with the columns of `xsp.schema.COLUMNS`, and perhaps `links`.
-        budget: spans that a trace may have.
-        details: spans that a detail trace may have, if that is not the same.
+        source: table or view with the columns of `xsp.schema.COLUMNS`, and optionally `links`.
+        budget: maximum number of spans of a trace.
+        details: maximum number of spans of a detail trace; default: the budget.
 
     Returns:
         Names of tables with the same columns and `links`: the source itself if no trace is too large; else first
-        one with all overviews and with the traces that are small enough, then one with all detail traces. These
+        a table with all overviews and all traces that are small enough, then a table with all detail traces. These
         are temporary, and replaced by the next call on the same connection.
 
     Raises:
@@ -99,11 +98,11 @@ _TEMPORARY = [
     f"xsp_zoom_{name}" for name in ("spans", "classes", "places", "folds", "details", "named", "sums", "held")
 ]
 _CLASS = ("level", "kind", "name", "device", "stream", "rank", "process")
-"""Spans that agree in these are folded together."""
+"""Columns in which spans must agree to be folded together."""
 
 
 def _number(con: duckdb.DuckDBPyConnection, source: str) -> None:
-    """Copy the spans, which numbers them, and number their classes."""
+    """Copy the spans, which assigns them row ids, and number their classes."""
     names = ", ".join(c.name for c in COLUMNS)
     held = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
     links = "links" if "links" in held else "NULL::VARCHAR AS links"
@@ -137,7 +136,7 @@ Table = dict[str, npt.NDArray[Any]]
 
 
 def _rows(plan: Plan, folds: int, details: int) -> dict[str, Table]:
-    """Return the plan of one trace as rows, with its folds and detail traces numbered on from those before."""
+    """Return the plan of one trace as rows; the numbers of folds and detail traces continue from earlier traces."""
 
     def row(places: Places) -> Places:
         return np.where(places >= 0, plan.spans.row[places], NONE)
@@ -164,7 +163,7 @@ def _rows(plan: Plan, folds: int, details: int) -> dict[str, Table]:
 
 
 def _store(con: duckdb.DuckDBPyConnection, plans: list[dict[str, Table]]) -> None:
-    """Store the plans of all traces; the places have a row for each span, in the order of the spans."""
+    """Store the plans of all traces; the table of places has a row for each span, in the order of the spans."""
     spans = int(con.execute("SELECT count(*) FROM xsp_zoom_spans").fetchall()[0][0])
     merged = {
         name: {column: np.concatenate([plan[name][column] for plan in plans]) for column in plans[0][name]}
@@ -182,9 +181,9 @@ def _store(con: duckdb.DuckDBPyConnection, plans: list[dict[str, Table]]) -> Non
 
 
 def _write(con: duckdb.DuckDBPyConnection, budgets: str) -> None:
-    """Make the two tables of the spans and the plans."""
+    """Make the tables of overviews and details from the spans and the plans."""
     names = ", ".join([*(c.name for c in COLUMNS), "links"])
-    # each in a table of its own: joins that DuckDB 2.0 plans over all of it at once fail an assertion of its own
+    # each in a separate table: in a single query, the joins that DuckDB 2.0 plans fail one of its assertions
     for name, query in (("named", _NAMED), ("sums", _SUMS)):
         con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {query}")
     for name in ("details", "folds"):
@@ -196,7 +195,7 @@ def _write(con: duckdb.DuckDBPyConnection, budgets: str) -> None:
 
 
 def _spliced(*entries: str) -> str:
-    """Return the SQL of the column `attributes` with entries put in front, its own text as it is."""
+    """Return the SQL of the column `attributes` with entries inserted at the front, its own text unchanged."""
     own = "ltrim(substr(ltrim(s.attributes), 2))"
     comma = f"CASE WHEN starts_with({own}, '}}') THEN '' ELSE ',' END"
     return f"'{{' || {' || '.join(entries)} || coalesce({comma} || {own}, '}}')"
@@ -213,7 +212,7 @@ _NAMED = """
         SELECT anchor FROM xsp_zoom_places WHERE anchor >= 0
     )
 """
-"""The spans whose ids and names others take up."""
+"""The spans whose ids and names are used in other rows."""
 
 _IDS = """
     SELECT x.*, md5(concat_ws('/', '{name}', s.trace_id, s.span_id, '{budgets}')) AS trace_id,
@@ -233,7 +232,7 @@ _KEPT = f"""
 """
 
 _SAME = ("type", "phase", "step", "rung", "timed", "collector", "thread")
-"""Columns that a fold has where all of its spans have the same value."""
+"""Columns that a fold keeps if all of its spans have the same value."""
 
 _SUMS = f"""
     SELECT p.fold, min(start_ns) AS start_ns, max(start_ns + dur_ns) AS end_ns, count(*) AS spans,

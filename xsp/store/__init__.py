@@ -1,1 +1,1 @@
-"""The span table of a run: its steps as they are written, merged into true times, and read again as a trace."""
+"""The span table of a run: write its steps, merge them into true times, and read them back as a trace."""

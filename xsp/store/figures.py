@@ -1,4 +1,4 @@
-"""What the timed steps say of one span of the merged step: raw and true time, their interval, and why they differ."""
+"""Figures of one span of the merged step, from the timed steps: raw and true time, interval, and why they differ."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ NO_RUNG_OUTSIDE = "no rung further out to tell the cost of this one"
 
 
 def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
-    """Return the rung in which a level is the deepest one on, if steps were measured there."""
+    """Return the rung in which a level is the deepest one that is on; None if no steps were measured there."""
     return next((rung for rung in rungs if rung.level >= max(level, Level.MODEL)), None)
 
 
 @dataclass
 class Measured:
-    """What the durations of the spans with one key come to, in nanoseconds."""
+    """Statistics of the durations of the spans with one key, in nanoseconds."""
 
     raw: float | None = None
-    """Mean at the deepest rung; None if it holds none of them."""
+    """Mean at the deepest rung; None if that rung has no such span."""
 
     steps: int = 0
-    """Of the own rung, and what they say; nothing where there is none."""
+    """Number of durations that `mean`, `ends` and `shares` are computed from; 0 if the span has no own rung."""
 
     mean: float = 0.0
     ends: summary.Interval | None = None
@@ -37,11 +37,11 @@ class Measured:
     """The median, the 90th and the 99th percentile."""
 
     def take_own(self, durations: list[float]) -> None:
-        """Take in the durations at the own rung."""
+        """Compute the statistics from the durations at the own rung."""
         self._take(durations, summary.interval(durations))
 
     def take_bare(self, steps: Sequence[iterations.BareStep]) -> None:
-        """Take in steady bare steps, in the order in which they ran."""
+        """Compute the statistics from steady bare steps, in the order in which they ran."""
         self._take([each.dur_ns for each in steps], iterations.bare_interval(steps))
 
     def _take(self, durations: list[float], ends: summary.Interval | None) -> None:
@@ -68,12 +68,12 @@ class Figures(NamedTuple):
 def figures_of(
     span: Span, inside: Mapping[int, int], measured: Measured, rungs: Sequence[Rung], least_ns: float
 ) -> Figures:
-    """Return what the timed steps say of one span.
+    """Return the figures of one span from the timed steps.
 
     Args:
-        span: of the template.
-        inside: spans inside it, per rung that adds them.
-        measured: of its counterparts.
+        span: span of the template.
+        inside: number of spans inside it, by the level of the rung that adds them.
+        measured: statistics of its counterparts.
         rungs: outermost first.
         least_ns: true time of the spans directly inside it.
     """
@@ -97,10 +97,10 @@ def figures_of(
 
 
 def on_cold_caches(figures: Figures, cold: iterations.Coldness) -> Figures:
-    """Return what is to be said of a span in steps that ran on caches that were still cold.
+    """Return the figures of a span corrected for steps that ran on cold caches.
 
-    Its interval reaches as far down as it would if the span were slowed like its step; where a step is slowed by more
-    than `iterations.TOO_COLD`, nothing is known of the span's true time.
+    The lower end of the interval assumes that the span is slowed as much as its step. If a step is slowed by more than
+    `iterations.TOO_COLD`, the true time of the span is unknown.
     """
     if figures.true_ns is None or cold.ratio <= 1:
         return figures
@@ -112,7 +112,7 @@ def on_cold_caches(figures: Figures, cold: iterations.Coldness) -> Figures:
 
 
 def _cause(nested: int, own: Rung, inside: Mapping[int, int], deeper: Sequence[Rung]) -> str | None:
-    """Say in words what lies between the raw and the true duration."""
+    """Return the difference between raw and true duration in words; None if nothing explains it."""
     counted = [(nested, own), *((inside.get(rung.level, 0), rung) for rung in deeper)]
     parts = [
         f"{count} spans of {depth(rung.level)} at {rung.cost_ns / 1e3:.2f} µs"

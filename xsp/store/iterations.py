@@ -1,7 +1,7 @@
-"""What the steps that were not recorded tell: what a step takes, and what an iteration of the loop takes.
+"""Figures from the steps that were not recorded: the time of a step, and the time of an iteration of the loop.
 
-These are the figures that a user believes in. A step that ran bare was not slowed by collectors; one that is **steady**
-was not slowed by what was stored before it either.
+These are the figures that users rely on. A bare step was not slowed by collectors; a **steady** step was not slowed by
+the storing of earlier steps either.
 """
 
 from __future__ import annotations
@@ -18,58 +18,58 @@ from xsp.schema import Level
 from xsp.store.loop import BARE
 
 ENOUGH = 5
-"""Steady steps from which a figure can be had."""
+"""Minimum number of steady steps for a figure."""
 
 NEAR = 4
-"""Steady steps in a row that may still be settling: the first ones."""
+"""Number of steady steps at the start of a series that may still be settling."""
 
 NEARBY = 5
-"""Steady steps that a recorded one is held against: their median."""
+"""Number of steady steps whose median a recorded step is compared with."""
 
 MOST_PASSING = 0.25
-"""Share of a step that is taken off at most."""
+"""Maximum share of a step that is subtracted."""
 
 SHORT_NS = 3_000_000
-"""Below it a step may take twice as long soon after a recorded one as else."""
+"""Nanoseconds. A step shorter than this may take twice as long as usual soon after a recorded step."""
 
 DISTURBED = 2.0
-"""So many times as long they take at most."""
+"""Maximum factor by which such short steps are slowed."""
 
 MOST_DOUBT = 0.25
-"""Share of an iteration in short, disturbed steps from which on the iteration's time is not known."""
+"""If short, disturbed steps take at least this share of an iteration, the time of the iteration counts as unknown."""
 
 TOO_COLD = 0.25
-"""From this share on by which a step is slowed where steps are recorded, true times of spans inside are not known."""
+"""If steps near recorded ones are slowed by more than this share, the true times of spans count as unknown."""
 
 
 class BareStep(NamedTuple):
-    """A step in which no collector was on; several where the run was long."""
+    """A step in which no collector was on; in a long run, the mean of several such steps."""
 
     step: int
     dur_ns: float
     samples: int | None
     passing_ns: float = 0.0
-    """What was taken off, because collectors that let everything pass slow a step too."""
+    """Nanoseconds that were subtracted, because collectors slow a step even while they record nothing."""
 
     place: int = 0
-    """Of the steady rows in a row, which one; from 1 on, 0 where nothing tells."""
+    """Position in the series of consecutive steady rows, from 1; 0 if unknown."""
 
     own_ns: float = 0.0
-    """What xsp did just before it; 0 in a stretch, in which it does nothing between steps."""
+    """Nanoseconds that xsp worked just before the step; 0 in a stretch, where it does nothing between steps."""
 
 
 def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     """Return the steps that ran as if nothing were recorded, of the kind and rank of `alike`, in their order.
 
-    What calls, backward passes and steps of optimizers took longer because collectors let them pass is taken off where
-    steps ran in a stretch; in longer steps it is nothing.
+    For steps that ran in a stretch, the time that idle collectors add to calls, backward passes and optimizer steps is
+    subtracted; in longer steps it is negligible.
 
     Args:
         con: holds `loop`, `alike` and `spans`.
         run: content of `run.json`.
 
     Returns:
-        Empty where there are fewer than `ENOUGH`, and where a device works on when the host's step has ended.
+        The steps; none if there are fewer than `ENOUGH`, or if a device works on after the end of the host's step.
     """
     found = con.execute(
         f"""
@@ -97,15 +97,15 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
 def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
     """Return short steps that ran bare soon after recorded ones, of the kind and rank of `alike`, in their order.
 
-    They tell more of a short step than recorded ones do, for which it may take several times as long. They are still
-    slower than it, see `SHORT_NS`: of their interval `disturbed_interval` says how far down it reaches.
+    They represent a short step better than recorded steps do, which may take several times as long. They are still
+    slower than an undisturbed step, see `SHORT_NS`; `disturbed_interval` extends their interval downwards accordingly.
 
     Args:
-        con: as of `steady_steps`.
+        con: as in `steady_steps`.
 
     Returns:
-        Empty where steps are not short or fewer than `ENOUGH`, and where a device works on when the host's step has
-        ended.
+        The steps; none if steps are not short or fewer than `ENOUGH`, or if a device works on after the end of the
+        host's step.
     """
     found = con.execute(
         f"""
@@ -120,7 +120,7 @@ def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
 
 
 def disturbed_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
-    """Return the 95 % interval of the trimmed mean of `disturbed_steps`; it reaches down to half of what they took."""
+    """Return the 95 % interval of the trimmed mean of `disturbed_steps`, its lower end divided by `DISTURBED`."""
     ends = summary.drifting_interval([each.dur_ns for each in steps])
     return None if ends is None else summary.Interval(ends.lo / DISTURBED, ends.hi)
 
@@ -128,8 +128,8 @@ def disturbed_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
 def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     """Return the 95 % interval of the trimmed mean of bare steps, in the order in which they ran.
 
-    What was taken off is an estimate: the interval reaches from twice as much to nothing of it. It reaches down by what
-    of settling is left in the steps, see `unsettled`, and by what xsp's work between them may have evicted, `evicted`.
+    The subtracted time is an estimate, so the interval allows for zero to twice this time. Its lower end also
+    allows for steps that had not settled (`unsettled`) and for evictions by xsp's work between steps (`evicted`).
 
     Returns:
         None for fewer than three steps.
@@ -142,9 +142,9 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
 
 
 def unsettled(steps: Sequence[BareStep]) -> float:
-    """Return by how much steady steps are slower because some of them are near a recorded one; 0 where too few tell.
+    """Return how much slower steady steps are because some are near a recorded one; 0 if there are too few steps.
 
-    The first `NEAR` steady steps in a row are held against those after them.
+    The first `NEAR` steps of each series of steady steps are compared with the later ones. In nanoseconds.
     """
     near = [each.dur_ns for each in steps if 0 < each.place <= NEAR]
     far = [each.dur_ns for each in steps if each.place > NEAR]
@@ -156,41 +156,41 @@ def unsettled(steps: Sequence[BareStep]) -> float:
 def evicted(steps: Sequence[BareStep]) -> float:
     """Return by how much steps may be slower because xsp's work before each evicts some of their code and data.
 
-    That work runs cold in each iteration too: what it brings into the caches takes as long to come as what it evicts
-    takes to come back, so a step is slowed by about as long as the work takes at most. The median counts, and at most
-    `MOST_PASSING` of the step.
+    This work starts on cold caches in each iteration too: loading its own cache lines takes as long as reloading the
+    lines that it evicts. So it slows a step by at most about its own duration. The result is the median of these
+    durations, at most `MOST_PASSING` of the step, in nanoseconds.
     """
     own_ns = summary.percentile([each.own_ns for each in steps], 0.5)
     return min(own_ns, MOST_PASSING * summary.percentile([each.dur_ns for each in steps], 0.5))
 
 
 class Passing(NamedTuple):
-    """What a step takes longer because what it does passes by collectors that look at none of it, in nanoseconds."""
+    """Nanoseconds that a step takes longer because its calls pass through hooks of collectors that record nothing."""
 
     warm_ns: float = 0.0
-    """With their code in the caches."""
+    """If the collectors' code is in the caches."""
 
     cold_ns: float = 0.0
-    """Where something else has evicted it."""
+    """If other code has evicted it."""
 
     sweep_ns: float = 0.0
-    """How long it took to evict it in the calibration."""
+    """Time that evicting it took in the calibration."""
 
     def of(self, dur_ns: float) -> float:
-        """Return what is to be taken off a step: a long one evicts more of that code than a short one.
+        """Return the nanoseconds to subtract from a step: a long step evicts more of the collectors' code.
 
-        A step of `sweep_ns` and more counts as cold, a shorter one in proportion. At most `MOST_PASSING` of the step.
+        A step of at least `sweep_ns` counts as cold, a shorter one in proportion. At most `MOST_PASSING` of the step.
         """
         coldness = min(1.0, dur_ns / self.sweep_ns) if self.sweep_ns else 0.0
         return min(self.warm_ns + coldness * max(0.0, self.cold_ns - self.warm_ns), dur_ns * MOST_PASSING)
 
 
 def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> Passing:
-    """Return what the calibration says of the spans of a step.
+    """Return the cost of idle collectors for the spans of a step, according to the calibration.
 
     Args:
         con: holds `alike_spans`.
-        run: with the calibration.
+        run: contains the calibration.
     """
     costs = {name: each for name, each in run.costs.items() if each.ns_passing or _outer_ns(each)}
     if not costs:
@@ -214,14 +214,14 @@ def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> Passing:
 
 
 def _outer_ns(cost: Cost) -> float:
-    """Return what passes of an outermost call on evicted caches; 0 where the calibration could not tell it from 0."""
+    """Return the cost of an outermost call on evicted caches; 0 if the calibration could not distinguish it from 0."""
     return max(cost.ns_passing_cold, cost.ns_passing_outer)
 
 
 OF_ALIKE = """
     kind IS NOT DISTINCT FROM (SELECT any_value(step_kind) FROM alike) AND rank = (SELECT any_value(rank) FROM alike)
 """
-"""Whether a row of `loop` is of the kind and rank that a trace's figures are of."""
+"""Whether a row of `loop` has the kind and rank that the figures of the trace describe."""
 
 
 def nearby(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float]]) -> list[float]:
@@ -236,20 +236,20 @@ def nearby(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float]]) -> l
 
 
 class Coldness(NamedTuple):
-    """How much slower a bare step runs where steps are recorded than where none is."""
+    """How much slower a bare step runs near recorded steps than far from them."""
 
     ratio: float
     steps: int
 
 
 def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
-    """Return how cold caches and clocks were when steps were recorded: the bare steps just before them tell.
+    """Return how cold caches and clocks were when steps were recorded, from the bare steps just before them.
 
     Args:
-        con: as of `steady_steps`.
+        con: as in `steady_steps`.
 
     Returns:
-        None where too few steps tell.
+        The ratio; None if there are too few such steps.
     """
     ((count, cold_ns, steady_ns),) = con.execute(
         f"""
@@ -274,8 +274,8 @@ NEARNESS = f"""
         FROM followed WHERE rung = {BARE} AND status = 'ok'
     )
 """
-"""The bare steps, to put behind WITH, each with how much profiling may have disturbed it: 0 if it was steady, 1 if the
-step before it ran bare too and nothing was stored meanwhile, else 2."""
+"""The bare steps, as SQL for a WITH clause, each with the degree to which profiling may have disturbed it: 0 if it was
+steady, 1 if the step before it ran bare too and nothing was stored meanwhile, else 2."""
 
 UNDISTURBED = f"""
     undisturbed AS (
@@ -288,48 +288,48 @@ UNDISTURBED = f"""
         FROM nearness JOIN counted USING (rank, kind) WHERE nearness <= most
     )
 """
-"""The bare steps of each rank and kind that profiling disturbed least, to put behind WITH: steady ones where there are
-`ENOUGH`, else those that follow a bare one, else all. `most` says which: 0, 1 or 2."""
+"""The bare steps of each rank and kind that profiling disturbed least, as SQL for a WITH clause: the steady ones if
+there are `ENOUGH`, else those that follow a bare step, else all. `most` is 0, 1 or 2 accordingly."""
 
 
 class Iteration(NamedTuple):
-    """What one iteration of a kind takes on a rank; nanoseconds, means over the steps that were disturbed least."""
+    """The time of one iteration of a kind on a rank; nanoseconds, means over the steps that were disturbed least."""
 
     rank: int
     kind: int
     steps: int
-    """Steps of this kind that ran."""
+    """Number of steps of this kind that ran."""
 
     recorded: int
     share: float
-    """Of the loop's time."""
+    """Share of the loop's time."""
 
     mean_ns: float | None
-    """From the end of the step before to the end of this one; None where no step ran bare."""
+    """Time from the end of the previous step to the end of this one; None if no step ran bare."""
 
     ends: summary.Interval | None
     step_ns: float | None
     data_ns: float | None
-    """Waiting for data, before the step or in it."""
+    """Time of waiting for data, before the step or in it."""
 
     between_ns: float | None
-    """Between the step before and this one, without waiting for data."""
+    """Time between the previous step and this one, without waiting for data."""
 
     samples: float | None
-    """In a step."""
+    """Samples in a step."""
 
     disturbed: int
-    """How much profiling may have disturbed them: 0, 1 or 2, see `UNDISTURBED`."""
+    """Degree to which profiling may have disturbed the steps: 0, 1 or 2, see `UNDISTURBED`."""
 
     faults: float | None = None
-    """Page faults in an iteration; None where nothing told."""
+    """Page faults in an iteration; None if they were not counted."""
 
     system_ns: float | None = None
-    """Time of the process's threads in the operating system, in an iteration."""
+    """Time that the process's threads spent in the operating system, in an iteration; None if it was not measured."""
 
     @property
     def is_known(self) -> bool:
-        """False where nothing ran bare, or it consists of short steps soon after recorded ones."""
+        """False if no step ran bare, or if mostly short steps soon after recorded ones make up the iteration."""
         if self.mean_ns is None or self.step_ns is None:
             return False
         own_ns = min(self.step_ns, self.mean_ns - (self.data_ns or 0.0))
@@ -337,16 +337,16 @@ class Iteration(NamedTuple):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples in a second of the loop."""
+        """Samples per second of the loop."""
         return self.samples / self.mean_ns * 1e9 if self.samples and self.mean_ns else None
 
 
 def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> list[Iteration]:
-    """Return what an iteration takes, by rank, the kind that takes most time first; empty without a loop.
+    """Return the iterations by rank, the kind that takes most time first; an empty list without a loop.
 
     Args:
         con: holds `loop` and `spans`.
-        samples: ask only steps with so many samples.
+        samples: use only steps with this number of samples.
     """
     of_size = "true" if samples is None else f"samples = {int(samples)}"
     found = con.execute(
@@ -382,7 +382,7 @@ def _iteration(row: Mapping[str, Any], on_device: bool) -> Iteration:
     measured = row["measured"]
     if not measured:
         return Iteration(*told, None, None, None, None, None, row["samples"], row["disturbed"])
-    # The host runs ahead of a device; what it is behind stands before the next recorded step, which waits for it.
+    # The host runs ahead of a device; the device's backlog shows as time before the next recorded step, which waits.
     behind_ns = row["drained_ns"] / measured if on_device else 0.0
     ends = summary.mean_interval(row["each"])
     return Iteration(

@@ -1,8 +1,8 @@
 """The loop of a run on the disk, in the table engine and over OTLP: a row for each step that ran, recorded or not.
 
-While a run goes on its rows are appended to a file of 64-bit little-endian numbers, `LOOP_COLUMNS` in their order, so
-that a kill costs at most the last one. When the run ends they become a Parquet file. Over OTLP rows travel as spans of
-kind `loop`, many in each, as OTLP has no message for tables and receivers take spans.
+During a run, rows are appended to a file of 64-bit little-endian integers, in the order of `LOOP_COLUMNS`, so that a
+killed process loses at most the last row. At the end of the run they become a Parquet file. Over OTLP, rows are sent as
+spans of kind `loop` with many rows each, because OTLP has no message for tables and receivers accept spans.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _NAMES = [column.name for column in LOOP_COLUMNS]
 _START = _NAMES.index("start_ns")
 _STATUS = ("ok", "error", "unclosed")
 _UNKNOWN = ("before_ns", "samples", "steady", "faults", "system_ns")
-"""Columns in which -1 stands for null."""
+"""Columns in which -1 means null."""
 
 _LATER = ("faults", "system_ns")
-"""Columns that loops of an earlier version do not have."""
+"""Columns that are missing in loops of earlier versions."""
 
 
 def append(run: Path, rows: bytes, offset_ns: int) -> None:
-    """Append rows to the file of a run that goes on.
+    """Append rows to the loop file of a run in progress.
 
     Args:
-        run: its directory.
-        rows: of `xsp.record.loop.Loop.take`; their times are of the monotonic clock.
-        offset_ns: what puts them on the epoch.
+        run: directory of the run.
+        rows: from `xsp.record.loop.Loop.take`, with times of the monotonic clock.
+        offset_ns: nanoseconds to add to these times to get nanoseconds since the epoch.
     """
     if not rows:
         return
@@ -59,10 +59,10 @@ def append(run: Path, rows: bytes, offset_ns: int) -> None:
 
 
 def show(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
-    """Make the table `loop` of the rows of some run directories; empty where they have none.
+    """Make the table `loop` from the rows of run directories; it is empty if they have none.
 
     Returns:
-        A sentence on each file that is damaged and was left out.
+        A sentence for each damaged file that was left out.
     """
     table.create(con, "loop", LOOP_COLUMNS)
     said = []
@@ -89,7 +89,7 @@ def _read(con: duckdb.DuckDBPyConnection, run: Path, written: Path) -> None:
 
 
 def _rows(file: Path) -> list[tuple[Any, ...]]:
-    """Return the whole rows of a file of numbers; what a kill left of the last one is dropped."""
+    """Return the complete rows of a file of numbers; a last row that was cut off by a kill is dropped."""
     values = array.array("q")
     content = file.read_bytes()
     values.frombytes(content[: len(content) // ROW_BYTES * ROW_BYTES])
@@ -107,7 +107,7 @@ def _rows(file: Path) -> list[tuple[Any, ...]]:
 
 
 def write(con: duckdb.DuckDBPyConnection, run: Path) -> None:
-    """Write the table `loop` to its file, and take the file of numbers away."""
+    """Write the table `loop` to its Parquet file, and delete the file of numbers."""
     if con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
         table.write_parquet(con, "loop", run / rundir.LOOP_FILE)
     with contextlib.suppress(OSError):
@@ -117,18 +117,18 @@ def write(con: duckdb.DuckDBPyConnection, run: Path) -> None:
 # --- over OTLP ------------------------------------------------------------------------------------------------
 
 ROWS_OF_A_SPAN = 500
-"""Rows that travel in one span: some 50 kB, which viewers still show."""
+"""Maximum number of rows in one span: about 50 kB, which viewers still show."""
 
 _SENT = [column for column in LOOP_COLUMNS if column.name != "rank"]
-"""Columns that travel in the text of a span; the rank is the span's own."""
+"""Columns that are sent in an attribute of the span; the rank is the rank of the span itself."""
 
 _END = "end_ns"
-"""When the last row ended of the rank whose rows these are: of a loop that is sent again while it grows, the latest
-counts as a whole, for rows are folded as it grows."""
+"""Key of the end of the rank's last row. A loop is sent repeatedly while it grows; the latest version replaces the
+earlier ones, because rows are folded as the loop grows."""
 
 
 def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
-    """Yield the rows of the table `loop` as spans below a run's own."""
+    """Yield the rows of the table `loop` as children of the run's span."""
     names = ", ".join(column.name for column in _SENT)
     query = f"SELECT rank, {names} FROM loop ORDER BY rank, start_ns, step"
     for rank, group in itertools.groupby(con.execute(query).fetchall(), key=lambda row: row[0]):
@@ -155,14 +155,14 @@ def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
 
 
 def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
-    """Add to the table `loop` the rows that spans brought, and of each rank only those of the latest loop.
+    """Add the rows that spans contain to the table `loop`; for each rank only the rows of the latest version.
 
     Args:
         con: holds the tables `loop` and `source`.
         source: a table with the columns of spans, of any kinds.
 
     Returns:
-        How many spans of kind `loop` held something else and were left out.
+        Number of spans of kind `loop` that were left out because their content is invalid.
     """
     brought = con.execute(f"SELECT rank, attributes FROM {source} WHERE kind = '{Kind.LOOP}'").fetchall()
     wrong = 0
@@ -201,13 +201,13 @@ def _is_whole(value: Any, bits: int) -> bool:
 
 
 def _end(row: Sequence[Any]) -> int:
-    """Return when a row of `_SENT` ends."""
+    """Return the end of a row with the columns `_SENT`, in nanoseconds."""
     steps, start, dur = row[1], row[_SENT_START], row[_SENT_START + 1]
     return int(start + dur * steps)
 
 
 def _unpacked(rank: int, attributes: str) -> tuple[int, list[tuple[Any, ...]]]:
-    """Return the end of a loop and some of its rows; what has another form raises."""
+    """Return the end of a loop and the rows in a span; raise ValueError, TypeError or LookupError for other content."""
     said = json.loads(json.loads(attributes)[semconv.LOOP])
     lacking = [None] * len(said["step"])
     columns = [said.get(column.name, lacking) if column.name in _LATER else said[column.name] for column in _SENT]

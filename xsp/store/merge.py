@@ -1,24 +1,24 @@
-"""Leveled steps → one true step, and what each level of profiling added.
+"""Merge leveled steps into one true step, and estimate the time that each level of profiling added.
 
-XSP, section III-C: a level's profiler measures its own level accurately and inflates those above. So the time
-of a span comes from the **own rung** of its level, in which that level was the deepest one on; what deeper
-levels added to it is the difference between the rungs. Two things are added to the paper's method:
+XSP, section III-C: a level's profiler measures its own level accurately and inflates the levels above. So the time
+of a span comes from the **own rung** of its level, in which that level was the deepest one on; the time that deeper
+levels added to it is the difference between the rungs. Two things extend the paper's method:
 
-- spans of one level nest (modules in modules, operators in operators), so even at its own rung a span holds
-  the cost of the spans of its level inside it. What one costs follows from whole steps: the time that a rung
-  added to the step, divided by the number of spans that it added. That many times the spans inside is taken
-  off.
+- spans of one level nest (modules in modules, operators in operators), so even at its own rung a span includes
+  the cost of the spans of its level inside it. The cost of one span follows from whole steps: the time that a
+  rung added to the step, divided by the number of spans that it added. This cost times the number of spans
+  inside is subtracted.
 - every figure is a trimmed mean over the steps of its rung, with a bootstrap interval.
 
-The time of the step itself comes from the steps that ran bare and steady, where the run has them (`loop`): no collector
-was on in those, and nothing had just been stored. A device works on after the host's part of a bare step, so there the
-outermost rung tells, whose steps end when the device is done.
+The time of the step itself comes from the steps that ran bare and steady, if the run has them (`loop`): no collector
+was on during these, and nothing had been stored just before. A device continues to work after the host's part of a bare
+step, so with a device the step time comes from the outermost rung, whose steps end when the device is done.
 
-Only steps of one kind that do the same at the model level (forward, backward and optimizer calls) are put together,
-called **alike**: unless one is asked for, of the kind that takes most of the program's time, recorded or not. Their
-spans are matched by key, the place in the structure. The merged trace is a real step of the deepest rung: of the most
-common structure, the one of median duration.
-Steps that are not alike, and spans that have no counterpart in the merged step, are not averaged in;
+Only steps of one kind that do the same at the model level (forward, backward and optimizer calls) are merged; they are
+called **alike**. Unless a kind is requested, it is the kind that takes most of the program's time, recorded or not.
+Their spans are matched by key, the place in the structure. The merged trace is a real step of the deepest rung: the
+step of median duration among those with the most common structure.
+Steps that are not alike, and spans without a counterpart in the merged step, are not averaged in;
 `xsp.health` counts and shows them.
 """
 
@@ -51,20 +51,20 @@ DESCRIBED = (
 """Columns that timed steps leave out and that the describing step supplies."""
 
 _AT_ONCE = 256
-"""Keys of which the durations over all steps are held at a time."""
+"""Number of keys whose durations over all steps are held in memory at a time."""
 
 
 class _Described(NamedTuple):
-    """What a describing step knows, by key."""
+    """The columns that a describing step supplies, by key."""
 
     known: Mapping[str | None, Mapping[str, Any]]
     of_other_inputs: bool = False
-    """Whether its inputs differ from those of the template."""
+    """Whether the inputs of the describing step differ from the inputs of the template."""
 
 
 @dataclass
 class _Template:
-    """The step that the merged trace is: its rows, and how many spans of each rung are inside each."""
+    """The step that the merged trace is based on: its rows, and for each the number of spans inside it by rung."""
 
     rows: list[Span]
     inside: list[dict[int, int]] = field(default_factory=list)
@@ -76,10 +76,10 @@ def true_trace(
     """Return the trace of recorded spans, merged into one step with true times.
 
     Args:
-        con: holds `spans`, and `loop` if there is one; `merged` is made if it is not there.
-        run: what is known of the run; may be empty.
-        path: where the spans were loaded from.
-        kind: of the steps that the figures are to be of, a number of `loop`; the heaviest unless told otherwise.
+        con: holds `spans`, and `loop` if there is one; `merged` is made if it is missing.
+        run: content of `run.json`; may be empty.
+        path: file or directory that the spans were loaded from.
+        kind: kind of step to compute figures for, a number in `loop`; default: the kind that takes most time.
     """
     run = Run.of(run)
     if table.holds(con, "merged"):
@@ -94,8 +94,8 @@ def merge(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None) -> 
 
     Args:
         con: holds `spans`, all recorded spans of a run, columns as in `COLUMNS`; and `loop` if there is one.
-        kind: of steps, see `find_alike`.
-        run: what is known of it; of kernels whose occupancy was not measured, the devices tell it by estimate.
+        kind: kind of step, see `find_alike`.
+        run: content of `run.json`; its devices serve to estimate the occupancy of kernels without a measured one.
 
     The new table has one row per span of the merged step, with the columns of `COLUMNS` and of
     `MERGED_COLUMNS`. It is empty if no step was recorded.
@@ -113,7 +113,7 @@ def merge(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None) -> 
 
 
 def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...], run: Run) -> None:
-    """Make `merged` of steps that took turns at the rungs: averages, and true times."""
+    """Make `merged` from steps that alternated between the rungs: averages, and true times."""
     template = _template(con, chosen)
     rungs = rungs_of(con, run)
     _count_inside(template, rungs)
@@ -121,7 +121,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...], run:
     cold = iterations.coldness(con) if rungs and rungs[0].level == BARE else None
     described = _described(con, template)
     rows = []
-    least: dict[str | None, float] = defaultdict(float)  # what the spans inside took: no span is shorter
+    least: dict[str | None, float] = defaultdict(float)  # time of the spans inside: no span is shorter
     for span, inside in reversed(list(zip(template.rows, template.inside, strict=True))):
         if described is not None and span.key in described.known:
             span = _with_description(span, described.known[span.key], described.of_other_inputs)
@@ -138,15 +138,15 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
     """Make the table `alike` of the steps that do the same at the model level, and the view `alike_spans` of
     their spans.
 
-    A step is known by trace_id, step, rung and rank. In a trace of several ranks those of the first one are
-    taken: what the others did at the same time is in `spans`. Beside the four, `alike` holds whether the step was
-    `timed`, the `dur_ns` and the `status` of its own span, a hash of its `structure` over all keys, and `on_host`, a
-    map from level to the number of spans on the host: whatever is asked of whole steps later needs no other look
-    at spans, which may lie in thousands of files. `step_kind` is the kind of the steps in `loop`; null without one.
+    A step is identified by trace_id, step, rung and rank. In a trace of several ranks the steps of the lowest rank are
+    taken; the work of the other ranks is in `spans`. In addition, `alike` holds whether the step was `timed`, the
+    `dur_ns` and the `status` of its own span, a hash of its `structure` over all keys, and `on_host`, a map from level
+    to the number of spans on the host. So later queries about whole steps need not read the spans again, which may lie
+    in thousands of files. `step_kind` is the kind of the steps in `loop`; null without a loop.
 
     Args:
         con: holds `spans`, and `loop` if there is one.
-        kind: of steps; that of which the program's steps took most time, and which was recorded, unless told otherwise.
+        kind: kind of step; default: the recorded kind whose steps took most of the program's time.
     """
     if not table.holds(con, "loop"):
         table.create(con, "loop", LOOP_COLUMNS)
@@ -192,11 +192,11 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
 
 
 def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
-    """Return the rungs that have timed steps, outermost first; the first is that of bare steps, if they tell.
+    """Return the rungs that have timed steps, outermost first; the first is the rung of bare steps if there are enough.
 
     Args:
         con: holds `alike` and `loop`.
-        run: what is known of it.
+        run: content of `run.json`.
     """
     steps: dict[int, list[tuple[int, float]]] = {
         rung: list(zip(numbers, durations, strict=True))
@@ -217,7 +217,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
         added = added_interval = None
         pairs: list[float] = []
         if before is not None:
-            # The k-th steps of two rungs ran in the same block, so what drifts between blocks cancels.
+            # The k-th steps of two rungs ran in the same block, so drift between blocks cancels out.
             outer = [dur_ns for _, dur_ns in steps[before]]
             pairs = [deep - shallow for deep, shallow in zip(durations, outer, strict=False)]
         elif bare:
@@ -233,13 +233,13 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
 
 
 def _alone(run: Run, outer: int, rung: int) -> float | None:
-    """Return what a span costs by the calibration of the collectors that a rung adds, the mean of several."""
+    """Return the cost of a span by the calibration: the mean over the collectors that a rung adds; None without any."""
     costs = [each.ns_per_span for each in run.costs.values() if outer < each.level <= rung and each.ns_per_span > 0]
     return statistics.fmean(costs) if costs else None
 
 
 def _spans_added(con: duckdb.DuckDBPyConnection, rung: int, outer: int) -> int:
-    """Return how many spans a step of a rung has on the host of levels that the rung outside it leaves out."""
+    """Return the median number of host spans in a step of a rung, of levels that the next outer rung lacks."""
     found = con.execute(
         "SELECT coalesce(median(spans), 0) FROM (SELECT coalesce(list_sum(list_transform("
         "map_entries(on_host), lambda entry: CASE WHEN entry.key > ? AND entry.key <= ? THEN entry.value END)), 0) "
@@ -250,10 +250,10 @@ def _spans_added(con: duckdb.DuckDBPyConnection, rung: int, outer: int) -> int:
 
 
 def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
-    """Choose the step: deepest rung, most common structure, median duration; as in the table `alike`.
+    """Choose the template step from `alike`: deepest rung, most common structure, median duration; None if it is empty.
 
-    The steps of all structures that are equally common are taken together: where each step differs from all others,
-    it is the step of median duration.
+    The steps of all equally common structures are pooled: if every step differs from all others, the step of median
+    duration is chosen.
     """
     found = con.execute(
         """
@@ -281,14 +281,14 @@ def _template(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> _Templ
 
 
 def _is_alone(con: duckdb.DuckDBPyConnection) -> bool:
-    """Return whether all steps were recorded at one rung deeper than the model's, so that no cost can be told."""
+    """Return whether all steps were recorded at a single rung below the model level, so that no cost can be derived."""
     found = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike").fetchall()
     rungs, rung, timed = found[0]
     return bool(rungs == 1 and rung > Level.MODEL and timed)
 
 
 def _merge_alone(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> None:
-    """Make `merged` of steps of one rung, however many spans they have: averages, and no true times."""
+    """Make `merged` from steps of one rung, with any number of spans: averages, and no true times."""
     names = ", ".join(f"spans.{column.name}" for column in COLUMNS)
     con.execute(
         f"""
@@ -315,8 +315,8 @@ def _merge_alone(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> Non
 def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
     """Count, for each span, the spans of each rung that ran between its start and its end.
 
-    Children that belong to a span by other evidence than time (a backward op to its layer, a kernel to its
-    launch) did not run inside it and cost it nothing.
+    Children that belong to a span by evidence other than time (a backward op to its layer, a kernel to its
+    launch) did not run inside it and add no cost to it.
     """
     rows = template.rows
     place = {row.span_id: number for number, row in enumerate(rows)}
@@ -337,7 +337,7 @@ def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
 def _measured(
     con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung], run: Run
 ) -> dict[str, Measured]:
-    """Return what the timed steps say of each key of the template."""
+    """Return the statistics of the timed steps for each key of the template."""
     own = {row.key: own_rung(row.level, rungs) for row in template.rows}
     step = next((row.key for row in template.rows if row.kind == Kind.STEP), None)
     measured: dict[str, Measured] = defaultdict(Measured)
@@ -359,11 +359,11 @@ def _measured(
 
 
 def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> _Described | None:
-    """Return what a describing step knows of the template; None if none had its inputs.
+    """Return the description of the template from a describing step; None if no describing step had its inputs.
 
-    Where steps of the kind have different inputs (text that grows, sequences of many lengths), hardly any is of the
-    lengths of the step that describes, and times are means over all of them. Then one step of the kind describes it
-    with its own shapes, from the model on.
+    If steps of the kind have different inputs (text that grows, sequences of many lengths), hardly any step has the
+    lengths of a describing step, and times are means over all of them. Then one describing step of the kind describes
+    the template with its own shapes, from the model down.
     """
     names = ", ".join(DESCRIBED)
     found = con.execute(
@@ -398,19 +398,19 @@ def _vary(con: duckdb.DuckDBPyConnection, calls: Sequence[str | None]) -> bool:
 
 
 def _with_description(span: Span, found: Mapping[str, Any], of_other_inputs: bool) -> Span:
-    """Return a span of a timed step with what the describing step knows of it, where it says nothing itself.
+    """Return a span of a timed step with its empty columns filled in from the describing step.
 
     Args:
-        span: of the template.
+        span: span of the template.
         found: the columns `DESCRIBED`.
-        of_other_inputs: whether its shapes stand in the place of the span's own.
+        of_other_inputs: whether the described input shapes replace those of the span.
     """
     filled = {name: value for name, value in found.items() if getattr(span, name) is None}
     if of_other_inputs and found["input_shapes"] is not None:
         filled["input_shapes"] = found["input_shapes"]
     told = found["attributes"]
     if span.attributes is not None and told is not None and told != span.attributes:
-        with contextlib.suppress(ValueError, AttributeError):  # of a collector of somebody's: no JSON object
+        with contextlib.suppress(ValueError, AttributeError):  # a third party's collector may write no JSON object
             own = json.loads(span.attributes)
             more = {name: value for name, value in json.loads(told).items() if name in DESCRIBING and name not in own}
             if more:

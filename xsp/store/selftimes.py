@@ -1,11 +1,10 @@
-"""What each operator of the host took by itself, without the operators and primitives inside it.
+"""Self times of operators on the host: their time without the operators and primitives inside them.
 
-Operators on one thread nest, so their own times are disjoint: together with the primitives of a CPU's library they add
-up to the time of the outermost operators, and nothing of it is left out or counted twice. A primitive is measured in
-steps of a deeper rung than its operator; its share of the operator's time there is taken to be that of the true one.
-Which operator is inside
-which, the times on their thread tell. Parents do not: a module that is called inside an operator (a checkpoint's
-recomputation, a function of autograd's in Python) has the module around it as its parent.
+Operators on one thread nest, so their self times are disjoint: together with the primitives of a CPU library they add
+up to the time of the outermost operators, with nothing left out or counted twice. A primitive is measured in steps of a
+deeper rung than its operator; its share of the operator's time in those steps is assumed to hold for the true time.
+The nesting follows from the times on the thread, not from the parents: a module called inside an operator (the
+recomputation of a checkpoint, an autograd function in Python) has the module around the operator as its parent.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from xsp.schema import Column, Kind
 from xsp.store.trace import Trace
 
 NS = "coalesce(true_ns, raw_ns, dur_ns)"
-"""The best that a trace knows of a span's duration: true, else averaged, else as recorded."""
+"""The best known duration of a span: the true time, else the average, else the recorded time."""
 
 BOOKKEEPING = frozenset(
     (
@@ -29,13 +28,13 @@ BOOKKEEPING = frozenset(
         "unsqueeze unsqueeze_ view view_as"
     ).split()
 )
-"""Operators that allocate or look at memory differently, and compute nothing themselves; where one of them has
-to copy, the copy is an operator of its own inside it."""
+"""Operators that allocate memory or return views, and compute nothing themselves; if one of them has to copy, the copy
+is a separate operator inside it."""
 
 TABLE = "own_times"
 
 _AT_ONCE = 100_000
-"""Operators that are read at a time."""
+"""Number of operators that are read at a time."""
 
 _COLUMNS = [
     Column("span_id", "VARCHAR", "of an operator"),
@@ -50,7 +49,7 @@ _COLUMNS = [
 
 
 class _Row(NamedTuple):
-    """What is asked of an operator."""
+    """The values that the query returns for an operator."""
 
     place: int
     span_id: str
@@ -64,46 +63,46 @@ class _Row(NamedTuple):
     states_flops: bool
     states_bytes: bool
     beside_ns: float | None
-    """Its duration in the steps in which primitives are measured, without what recording them and operators costs."""
+    """Duration in the steps that measure primitives, without the cost of recording primitives and operators."""
 
     primitives_ns: float
-    """Time in which at least one of the primitives directly inside it runs: several threads may run them at once."""
+    """Time in which at least one primitive directly inside it runs: several threads may run them at once."""
 
     primitives: int
-    """Those of them that compute: not the ones that only bring memory into another order."""
+    """Number of these primitives that compute, not counting reorders of memory."""
 
     @property
     def scale(self) -> float:
-        """What primitives, measured in other steps than the operator, are multiplied by to be part of its time."""
+        """Factor that makes the times of primitives, measured in other steps, part of the operator's time."""
         return self.ns / max(self.beside_ns or self.ns, self.primitives_ns, 1.0)
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is of those that compute: neither bookkeeping nor a frame of the autograd engine."""
+        """Whether the operator computes: it is neither bookkeeping nor a frame of the autograd engine."""
         return not self.name.startswith("autograd::") and self.name.removeprefix("aten::") not in BOOKKEEPING
 
 
 @dataclass(slots=True)
 class _Operator:
-    """An operator whose end has not been reached."""
+    """An operator whose end the sweep has not reached."""
 
     row: _Row
     around: _Operator | None
     operators_ns: float = 0.0
-    """Of the operators directly inside it."""
+    """Total time of the operators directly inside it."""
 
     holds_work: bool = False
-    """Whether something that computes is inside it, at any depth."""
+    """Whether an operator or primitive inside it, at any depth, computes."""
 
     holds_bytes: bool = False
     inside: int = 0
-    """How many operators are directly inside it."""
+    """Number of operators directly inside it."""
 
     same: list[tuple[Any, ...]] = field(default_factory=list)
-    """Rows of the one operator inside it, if that has its name, and of those which that one stands for."""
+    """Rows of the only operator inside it if that has the same name, and of operators that wait in its own `same`."""
 
     def open(self) -> list[tuple[Any, ...]]:
-        """Count it as inside the one around it, and return the rows that this makes ready."""
+        """Register the operator with the operator around it, and return the rows that are now ready."""
         if self.around is None:
             return []
         self.around.inside += 1
@@ -111,7 +110,7 @@ class _Operator:
         return ready
 
     def close(self) -> list[tuple[Any, ...]]:
-        """Tell the operator around it what was inside that, and return the rows that are ready."""
+        """Add the operator's figures to the operator around it, and return the rows that are ready."""
         row = self._row()
         rows = [row, *((span_id, around_id, row[0], *rest) for span_id, around_id, _, *rest in self.same)]
         around = self.around
@@ -129,7 +128,7 @@ class _Operator:
         row = self.row
         without_ops_ns = max(0.0, row.ns - self.operators_ns)
         own_ns = max(0.0, without_ops_ns - row.primitives_ns * row.scale)
-        # an operator whose operations are its own moves what it says, too
+        # if the operations are counted for this operator, the bytes that it states are its own too
         counts_bytes = row.states_bytes and (row.states_flops or not self.holds_bytes)
         computes = own_ns > row.ns / 2 or not (row.primitives or self.holds_work)
         computes = computes or (not row.primitives and (row.states_flops or counts_bytes))
@@ -139,7 +138,7 @@ class _Operator:
 
 
 def make(trace: Trace) -> None:
-    """Make the table `own_times` of the operators of the merged step, unless this trace has it."""
+    """Make the table `own_times` of the operators of the merged step, unless this trace has made it."""
     if trace.has_made(TABLE):
         return
     table.create(trace.con, "own_times_found", _COLUMNS)
@@ -154,7 +153,7 @@ def make(trace: Trace) -> None:
 
 
 def _operators(trace: Trace) -> Iterator[_Row]:
-    """Yield the operators, thread by thread, the outer ones first."""
+    """Yield the operators, thread by thread, outer operators first."""
     trace.once(
         "own_times_of",
         f"""
@@ -188,16 +187,16 @@ def _operators(trace: Trace) -> Iterator[_Row]:
 
 
 def _swept(operators: Iterable[_Row]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of the table, each as soon as all that is inside its operator is known."""
+    """Yield the rows of the table, each as soon as everything inside its operator is known."""
     thread: tuple[int | None, int | None] | None = None
     open_ones: list[_Operator] = []
     threadless: dict[str, _Operator] = {}
     for row in operators:
-        if row.thread is None:  # of a source that tells no threads: there, parents tell what they can
+        if row.thread is None:  # the source has no threads: the nesting follows from the parents instead
             threadless[row.span_id] = each = _Operator(row, threadless.get(row.parent_id or ""))
             yield from each.open()
             continue
-        middle = (row.start_ns + row.end_ns) // 2  # an end may be rounded to beyond the end around it
+        middle = (row.start_ns + row.end_ns) // 2  # rounding may put an end behind the end of the outer operator
         while open_ones and (thread != (row.process, row.thread) or open_ones[-1].row.end_ns <= middle):
             yield from open_ones.pop().close()
         thread = (row.process, row.thread)

@@ -18,38 +18,38 @@ from xsp.schema import LOOP_COLUMNS, SAMPLE_COLUMNS, Level
 
 @dataclass(frozen=True)
 class Rung:
-    """What the timed steps of one rung say about the step as a whole."""
+    """Figures of the whole step, from the timed steps of one rung."""
 
     level: int
     steps: int
     step_ns: float
     added_ns: float | None
-    """Against the next rung outwards; None for the outermost."""
+    """Nanoseconds that the rung adds to the step of the next outer rung; None for the outermost rung."""
     added: summary.Interval | None
     spans: int
     """Spans per step that this rung adds on the host; device work costs the step nothing."""
 
     alone_ns: float | None = None
-    """What one of them costs by the calibration, which runs a small workload by itself; None where there is none."""
+    """Nanoseconds per span according to the calibration, which runs a small workload alone; None without one."""
 
     @property
     def per_span_ns(self) -> float:
-        """What one span of this rung adds by the steps alone; 0 where nothing was measured to be added."""
+        """Nanoseconds that one span of this rung adds according to the steps alone; 0 if they show no added time."""
         return max(0.0, self.added_ns) / self.spans if self.added_ns and self.spans else 0.0
 
     @property
     def cost_ns(self) -> float:
-        """What one span of this rung adds to its step; 0 where nothing was measured to be added.
+        """Nanoseconds that one span of this rung adds to its step; 0 if no added time was measured.
 
-        Where there is a calibration, it is the mean of what the steps say and of what that says, each weighted by its
-        precision: a difference of a few steps on a busy machine says many times what a span can cost.
+        With a calibration, it is the mean of the estimates from steps and calibration, each weighted by its precision:
+        on a busy machine, the difference of a few steps may be many times the possible cost of a span.
         """
         found = self._weighted()
         return found[0] if found is not None else self.per_span_ns
 
     @property
     def cost(self) -> summary.Interval:
-        """The interval of `cost_ns`."""
+        """The 95 % interval of `cost_ns`."""
         found = self._weighted()
         if found is not None:
             mean, deviation = found
@@ -59,10 +59,10 @@ class Rung:
         return summary.Interval(max(0.0, self.added.lo) / self.spans, max(0.0, self.added.hi) / self.spans)
 
     def _weighted(self) -> tuple[float, float] | None:
-        """Return the mean of both sources and its standard deviation; None where one of them says nothing.
+        """Return the weighted mean of steps and calibration and its standard deviation; None if either is missing.
 
-        The standard deviation of the calibration is taken to be as large as itself: in a program, a span may cost a
-        multiple of what it costs in a small loop.
+        The standard deviation of the calibration is assumed to equal its value: in a program, a span may cost a
+        multiple of its cost in a small loop.
         """
         if not self.alone_ns or self.added_ns is None or not self.spans:
             return None
@@ -78,18 +78,17 @@ class Rung:
 
 
 _Z = 1.96
-"""Standard deviations from the mean to either end of an interval of 95 %."""
+"""Standard deviations from the mean to either end of a 95 % interval."""
 
 
 class Trace:
-    """Spans in tables that SQL can be asked of, and `run`, what `run.json` says (see `xsp.run.Run`).
+    """Spans in tables for SQL queries, and `run`, the content of `run.json` (see `xsp.run.Run`).
 
-    Two views stand in the engine: `spans`, every span of every recorded step, and `merged`, one step with true times
-    (see `xsp.store.merge`). Both have the columns of `xsp.schema.COLUMNS`; `merged` has those of
-    `xsp.schema.MERGED_COLUMNS` as well. A third, `loop`, has a row for each step that the program ran, recorded or not,
-    with the columns of `xsp.schema.LOOP_COLUMNS`; it is empty where nothing told. A fourth, `samples`, has what was
-    read meanwhile of devices and machine, with the columns of `xsp.schema.SAMPLE_COLUMNS`; it is empty where nothing
-    was.
+    The engine holds four tables or views. `spans` has every span of every recorded step, and `merged` one step with
+    true times (see `xsp.store.merge`). Both have the columns of `xsp.schema.COLUMNS`; `merged` also has those of
+    `xsp.schema.MERGED_COLUMNS`. `loop` has a row for each step that the program ran, recorded or not, with the columns
+    of `xsp.schema.LOOP_COLUMNS`; it is empty if the source has no loop. `samples` has the values that were read from
+    devices and machine during the run, with the columns of `xsp.schema.SAMPLE_COLUMNS`; it is empty without sampling.
     """
 
     def __init__(
@@ -102,10 +101,10 @@ class Trace:
         """Take over an engine that holds `spans`, `merged` and `alike`; `xsp.store.merge.true_trace` makes one.
 
         Args:
-            con: with those tables or views.
-            run: what is known of the run; may be empty.
-            rungs: that have timed steps, outermost first.
-            path: where the trace was loaded from.
+            con: holds these tables or views.
+            run: content of `run.json`; may be empty.
+            rungs: rungs that have timed steps, outermost first.
+            path: file or directory that the trace was loaded from.
         """
         self.con = con
         self._made: set[str] = set()
@@ -117,7 +116,7 @@ class Trace:
                 table.create(con, name, columns)
 
     def __repr__(self) -> str:
-        """Return what a notebook shows: the name, how many spans of how many steps, and the directory or file."""
+        """Return the text that a notebook shows: name, number of spans and steps, and directory or file."""
         spans, steps = self.con.execute("SELECT count(*), count(DISTINCT step) FROM spans").fetchall()[0]
         where = f" in {self.path}" if self.path else ""
         return f"<Trace {self.name!r}: {spans:,} spans of {steps:,} step{'s' * (steps != 1)}{where}>"
@@ -134,23 +133,23 @@ class Trace:
 
     @property
     def samples(self) -> duckdb.DuckDBPyRelation:
-        """What was read of devices, process and machine while the steps ran, as a relation, in the order of time."""
+        """The values read from devices, process and machine while the steps ran, as a relation, ordered by time."""
         return self.con.sql("SELECT * FROM samples ORDER BY time_ns, rank, device, name")
 
     @property
     def loop(self) -> duckdb.DuckDBPyRelation:
-        """Every step that the program ran, recorded or not, as a relation, in the order of time."""
+        """Every step that the program ran, recorded or not, as a relation, ordered by start."""
         return self.con.sql("SELECT * FROM loop ORDER BY start_ns, rank")
 
     @property
     def kind(self) -> int | None:
-        """The kind of step that `merged` and the figures are of, a number of `loop`; None where nothing tells kinds."""
+        """The kind of step, a number in `loop`, that `merged` and the figures describe; None if no kinds are known."""
         found = self.con.execute("SELECT any_value(step_kind) FROM alike").fetchall()
         return int(found[0][0]) if found[0][0] is not None else None
 
     @property
     def rank(self) -> int:
-        """The rank that `merged` and the figures are of: the lowest that is there."""
+        """The rank that `merged` and the figures describe: the lowest recorded rank."""
         found = self.con.execute("SELECT any_value(rank) FROM alike").fetchall()
         return int(found[0][0] or 0)
 
@@ -163,18 +162,18 @@ class Trace:
         return self.con.sql(f"SELECT * FROM merged WHERE parent_id = {table.literal(span_id)} ORDER BY start_ns")
 
     def sql(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
-        """Ask any SQL of `spans`, `merged` and `samples`."""
+        """Return the result of a SQL query on `spans`, `merged`, `loop` and `samples`."""
         return self.con.sql(query, params=params)
 
     def hold(self, most: int) -> None:
-        """Copy the spans of a run directory into memory, so that not every query reads its files.
+        """Copy the spans of a run directory into memory, so that queries do not read its files each time.
 
         Args:
-            most: spans; a run with more is left on the disk.
+            most: maximum number of spans; a run with more stays on the disk.
         """
         if self.path is None or not self.path.is_dir():
             return
-        with contextlib.suppress(duckdb.Error):  # a damaged file is the error of the query that needs it
+        with contextlib.suppress(duckdb.Error):  # a damaged file is reported by the query that needs it
             ((count,),) = self.con.execute("SELECT count(*) FROM spans").fetchall()
             views = self.con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
             for name in {"spans", "merged"} & {name for (name,) in views} if count <= most else ():
@@ -183,13 +182,13 @@ class Trace:
                 self.con.execute(f"ALTER TABLE held_{name} RENAME TO {name}")
 
     def once(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
-        """Make a temporary table, unless this trace has made it: what several analyses start from."""
+        """Make a temporary table that several analyses start from, unless this trace has already made it."""
         if not self.has_made(name):
             self.con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", params)
             self._made.add(name)
 
     def has_made(self, name: str) -> bool:
-        """Return whether `once` has made a table."""
+        """Return whether `once` has made the table."""
         return name in self._made
 
     def has(self, level: Level) -> bool:
@@ -202,5 +201,5 @@ class Trace:
 
     @property
     def name(self) -> str:
-        """What the run was called, else the file's name."""
+        """The name of the run, else the name of the file."""
         return self.run.name or (self.path.name if self.path else "trace")

@@ -1,4 +1,4 @@
-"""The tables that several analyses start from, as SQL to put behind WITH."""
+"""The tables that several analyses start from, as SQL for a WITH clause."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ LAYERS = f"""
         FROM called LEFT JOIN inner_calls ON inner_calls.outer_id = called.span_id
     )
 """
-"""Module calls with what they did themselves: `self_ns` and `self_alloc_bytes` are without the calls inside,
-so that they add up to the whole; for a leaf, a call with no call inside, they are all of it."""
+"""Module calls with self time and self memory: `self_ns` and `self_alloc_bytes` exclude the calls inside, so that they
+add up to the totals; for a leaf, a call with no call inside, they equal its totals."""
 
 FULL_NAME = f"""CASE WHEN json_extract_string({{0}}.attributes, '$.{ROOT}') IS NULL THEN {{0}}.name
     WHEN {{0}}.depth = 0 AND {{0}}.name = {{0}}.type THEN json_extract_string({{0}}.attributes, '$.{ROOT}')
     ELSE json_extract_string({{0}}.attributes, '$.{ROOT}') || '.' || {{0}}.name END"""
-"""A layer's name, behind the outermost module that it belongs to if that is not the first of the program; to be
-formatted with the table that it is of."""
+"""SQL of a layer's name, prefixed with its outermost module if that is not the program's first; a format string for
+the name of the table."""
 
 DISPATCH = "(dispatch and bookkeeping)"
-"""Name of the row that stands for the time in which operators hand work on, or look at memory differently."""
+"""Name of the row for the time in which operators dispatch other operators, or only create views."""
 
 _ON_DEVICE = f"""
     {NAMES},
@@ -83,12 +83,12 @@ WHOLE_NS = f"""(
     WHERE own_times.span_id IS NOT NULL AND around_id IS NULL
        OR kind = '{Kind.PRIMITIVE}' AND coalesce(parent_id, '') NOT IN (SELECT span_id FROM own_times)
 )"""
-"""Time of the outermost operators, and of primitives outside all operators: what kernels without a device add up to."""
+"""Time of the outermost operators, and of primitives outside all operators: the sum of kernels without a device."""
 
 _PRECISION = f"""CASE WHEN coalesce(own_dtype, op.dtype) = 'float' AND tensor_cores = 'yes' THEN 'tf32'
     {" ".join(f"WHEN coalesce(own_dtype, op.dtype) = '{dtype}' THEN '{kind}'" for dtype, kind in PRECISIONS.items())}
     ELSE named_precision END"""
-"""The type that the operator states, else what the kernel's name says; null where neither does."""
+"""The operator's element type, else the precision in the kernel's name; null if neither is known."""
 
 _OTHER_PRIMITIVES = tuple(
     "reorder eltwise binary sum concat softmax pooling resampling reduction batch_normalization layer_normalization "
@@ -99,12 +99,12 @@ _NONE_COUNTED = f"""coalesce(
     worked IN {WITHOUT_PRODUCTS} OR worked IN {_OTHER_PRIMITIVES}
     OR (worked IS NULL OR worked = 'other') AND starts_with(caller.name, 'aten::')
        AND NOT regexp_matches(caller.name, '{PRODUCTS}'), false)"""
-"""Whether a kernel does none of the operations that are counted: by its class, oneDNN's kind of primitive, or the
+"""Whether a kernel does none of the counted operations, according to its class, oneDNN's kind of primitive, or the
 operator that launched it."""
 
 
 def _figure(own: str, ops: str, counted: str) -> str:
-    """Return a figure's three columns: of the call, of calls of its name, and of all calls of its operator."""
+    """Return the SQL of a figure's three columns: for the call, for calls of its name, for all of its operator."""
     share = f"CASE WHEN carries THEN op.{ops} / work.kernels END"
     known = f"{own} IS NOT NULL OR work.{counted}"
     return f"""
@@ -163,17 +163,17 @@ _KERNELS = f"""
 def kernels(trace: Trace) -> str:
     """Return the SQL of `kernels`: each kernel with its layer, operations, memory traffic and precision.
 
-    Without a device the kernels are what operators took by themselves (see `xsp.store.selftimes`): the primitives, the
-    time of each operator that no operator and no primitive inside it covers, and, where that is no work of its own, a
-    row for each layer and phase (`computes` is false, `calls` says of how many operators). So they leave nothing out.
+    Without a device the kernels are the primitives and the self times of operators (see `xsp.store.selftimes`).
+    Operators that do not compute are summed up in a row for each layer and phase, in which `computes` is false and
+    `calls` is the number of operators. So no time is left out.
 
-    `none_counted` says that a kernel does none of the operations that `xsp.cost.flops` counts, as element-wise work.
-    The precision is null where neither the operator's type nor the kernel's name tells it. A single-precision
-    operator's kernel that uses tensor cores, as far as its name tells, computes in `tf32`. Figures are a kernel's own
-    where a counter gave them. Figures from shapes are an operator's, and which of its kernels did how much of it is not
-    known. So a kernel has them (`flops`) where it is its operator's only one; the kernels of a name (`name_flops`,
-    shares that only mean something summed) where all of the operator's have that name; and layers and the model
-    (`whole_flops`, likewise) always.
+    `none_counted` is true for a kernel that does none of the operations that `xsp.cost.flops` counts, such as
+    element-wise work. The precision is null if neither the operator's type nor the kernel's name gives it. A kernel of
+    a single-precision operator computes in `tf32` if its name shows that it uses tensor cores. Figures from a counter
+    belong to the kernel. Figures from shapes belong to the operator; how its kernels share them is not known. So a
+    kernel has them (`flops`) only if it is its operator's only kernel; the kernels of one name have them (`name_flops`,
+    shares that are meaningful only as a sum) if all kernels of the operator have that name; layers and the model always
+    have them (`whole_flops`, likewise shares).
     """
     if trace.has(Level.KERNEL):
         prepared = f"{_ON_DEVICE}, {_OPS}, {_KERNELS}"

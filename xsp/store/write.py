@@ -1,4 +1,4 @@
-"""What the storing process does with a step: correlate it, write its segment, and have it delivered."""
+"""The work of the storing process on each step: correlate it, write its segment, and have it delivered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xsp.store import loop, merge
 
 
 class Store:
-    """One run directory that is being written."""
+    """A run directory that is being written."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -29,18 +29,18 @@ class Store:
         self._loop_lost = 0
 
     def sample(self, process: int, rank: int, devices: Sequence[str]) -> None:
-        """Begin to read what stands beside the spans, in a thread.
+        """Start the thread that samples devices, process and machine.
 
         Args:
-            process: the number of the measured process.
-            rank: of it.
+            process: id of the measured process.
+            rank: rank of the measured process.
             devices: see `xsp.samples.sampler`.
         """
         self._sampler = Sampler(self._run, sampler.of(process, devices), rank)
         self._sampler.start()
 
     def deliver_to(self, target: str, policy: str) -> None:
-        """Have each step delivered from now on, once it is on the disk.
+        """Deliver each step from now on, once it is on the disk.
 
         Raises:
             UsageError, PluginError: see `xsp.otlp.live.Live.check`.
@@ -48,15 +48,15 @@ class Store:
         self._live = plugins.sender()(self._run, target, policy)
 
     def add(self, step: int, columns: Sequence[Sequence[Any]]) -> None:
-        """Correlate one step's spans and write them as its segment; return when the program may go on.
+        """Correlate the spans of one step and write them as its segment; the program may continue after the return.
 
         Args:
-            step: its number.
+            step: number of the step.
             columns: the values of each of `COLUMNS`.
         """
         try:
             self._write(step, columns)
-        except (UnicodeError, duckdb.InvalidInputException):  # as of a name that holds what is no text
+        except (UnicodeError, duckdb.InvalidInputException):  # such as a name that is not valid Unicode
             self._write(step, [list(map(table.text, values)) for values in columns])
         if self._live is not None:
             self._live.stored(step)
@@ -65,20 +65,20 @@ class Store:
         table.write_columns(correlate_columns(columns), rundir.segment(self._run, step), self._con)
 
     def add_to_loop(self, rows: bytes, offset_ns: int) -> None:
-        """Append rows of the loop; see `xsp.record.loop`. Those that the disk refuses are counted."""
+        """Append rows of the loop; see `xsp.record.loop`. Rows that cannot be written are counted."""
         try:
             loop.append(self._run, rows, offset_ns)
         except OSError:
             self._loop_lost += len(rows) // loop.ROW_BYTES
 
     def finish(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge the steps and write `run.json` for good.
+        """Merge the steps and write the final `run.json`.
 
         Args:
-            content: what is known of the run, a `Run` or what makes one.
+            content: content of `run.json`, a `Run` or a mapping for one.
 
         Returns:
-            How many steps and spans the merged trace stands on, and what became of the delivery.
+            The number of segments, the number of spans of the merged trace, and the result of the delivery.
         """
         began = time.monotonic_ns()
         run = Run.of(content)
@@ -96,7 +96,7 @@ class Store:
         if self._loop_lost:
             text = f"{self._loop_lost} rows of the loop were not stored: how long the program's steps took is not whole"
             run = run.noted("xsp", [text])
-        if run.budget is not None and "program_percent" not in run.budget:  # else it ran before, and is merged again
+        if run.budget is not None and "program_percent" not in run.budget:  # else this is a repeated merge
             run |= {"budget": _with_end(run.budget, time.monotonic_ns() - began)}
         rundir.write_run(self._run, run)
         if self._live is not None:
@@ -104,7 +104,7 @@ class Store:
         return summary
 
     def close(self) -> None:
-        """End what samples (a program that was killed did not come to `finish`) and what delivers."""
+        """Stop sampling, which still runs if the program was killed before `finish`, and stop the delivery."""
         self._end_sampling()
         if self._live is not None:
             self._live.close()
@@ -115,7 +115,7 @@ class Store:
 
 
 def _with_end(budget: Budget, merging_ns: int) -> Budget:
-    """Return what profiling cost, with what merging took, and by how much it made the whole program longer."""
+    """Return the budget with the time of merging, and with the percentage by which profiling slowed the program."""
     own_ns = budget.spent_ns + budget.start_ns + budget.end_ns
     bare_ns = budget.wall_ns - own_ns
     percent = round(100 * (own_ns + merging_ns) / bare_ns, 2) if bare_ns > 0 else None
@@ -123,10 +123,10 @@ def _with_end(budget: Budget, merging_ns: int) -> Budget:
 
 
 def resolve_run(run: Path, serialised: Path) -> int:
-    """Decide the ambiguous parents of a run by its serialised re-run, and merge it again.
+    """Resolve the ambiguous parents of a run with its serialised re-run, and merge the run again.
 
     Returns:
-        How many spans found a parent.
+        Number of spans that got a parent.
 
     Raises:
         TraceError: one of the two runs cannot be read.
