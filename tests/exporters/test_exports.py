@@ -15,6 +15,7 @@ from xsp.cli import main
 from xsp.errors import OutputError, UsageError
 from xsp.exporters import chrome, folded, speedscope, tables, tracks
 from xsp.exporters.contract import Choice, Weight
+from xsp.store import selftimes
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 
@@ -196,6 +197,14 @@ def test_stacks_add_up_to_the_step(trace: Trace, tmp_path: Path) -> None:
         "train;Net;a:b (ReLU);aten::relu 2000",
         "train;Net;fc1 (Linear);aten::linear;cudaLaunchKernel 2000",
     ]
+
+
+def test_stacks_are_written_also_after_self_times_were_computed(tmp_path: Path) -> None:
+    window = trace_of(spans("step window 0-100\nop aten::mm 10-30"))
+    selftimes.make(window)
+    folded.write(window, tmp_path / "out", Choice(steps=(0,)))
+    selftimes.make(window)
+    assert len((tmp_path / "out").read_text().splitlines()) == 2
 
 
 def test_a_span_on_no_thread_has_no_time_of_its_own(tmp_path: Path) -> None:

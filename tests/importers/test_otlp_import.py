@@ -22,6 +22,7 @@ import xsp
 from xsp import cli, rundir
 from xsp.errors import TraceError
 from xsp.health import health
+from xsp.ingest import jobs
 from xsp.otlp.transport import as_json
 
 
@@ -96,6 +97,38 @@ def test_one_document_over_several_lines(lines: Path, tmp_path: Path) -> None:
     document = tmp_path / "document.json"
     document.write_text(json.dumps({"resourceSpans": spans}, indent=1))
     assert rows(xsp.load(document)) == rows(xsp.load(lines))
+
+
+def test_a_document_may_begin_with_empty_lines(lines: Path, tmp_path: Path) -> None:
+    spans = [item for line in lines.read_text().splitlines() for item in json.loads(line)["resourceSpans"]]
+    document = tmp_path / "document.json"
+    document.write_text("\n \n" + json.dumps({"resourceSpans": spans}, indent=1))
+    assert rows(xsp.load(document)) == rows(xsp.load(lines))
+
+
+@pytest.mark.parametrize("value", [0.5, 1])
+def test_a_share_is_a_number_with_or_without_a_point(tmp_path: Path, value: float) -> None:
+    message = request()
+    attributes = spans_of(message)[0].attributes
+    for name, each in {"xsp.kind": "step", "xsp.level": 20, "xsp.occupancy": value}.items():
+        form = {str: "string_value", int: "int_value", float: "double_value"}[type(each)]
+        setattr(attributes.add(key=name).value, form, each)
+    trace = xsp.load(write(tmp_path / "t.jsonl", message))
+    assert trace.sql("SELECT max(occupancy) FROM spans").fetchall() == [(float(value),)]
+    assert "skipped" not in trace.run["imported"]["sources"][0]
+
+
+def test_a_folder_of_several_files_is_read_together(lines: Path, tmp_path: Path) -> None:
+    text = lines.read_text().splitlines(keepends=True)
+    (tmp_path / "a.jsonl").write_text("".join(text[::2]))
+    (tmp_path / "b.jsonl").write_text("".join(text[1::2]))
+    back = xsp.load(tmp_path)
+    assert rows(back) == rows(xsp.load(lines))
+    assert [each["source"] for each in back.run["imported"]["sources"]] == ["a.jsonl", "b.jsonl"]
+
+
+def test_directories_of_jobs_with_one_name_are_numbered() -> None:
+    assert jobs.distinct(["a", "b", "a", "a-2", "a"]) == ["a", "b", "a-2", "a-2-2", "a-3"]
 
 
 def test_numbers_may_be_strings_or_numbers_and_enums_names(tmp_path: Path) -> None:

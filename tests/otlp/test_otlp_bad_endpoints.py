@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import subprocess
@@ -423,10 +424,13 @@ def test_a_variable_that_makes_no_sense_is_named(variable: str, value: str) -> N
         endpoint.endpoint("env", None, {f"OTEL_EXPORTER_OTLP_{variable}": value})
 
 
-def test_a_damaged_list_of_deliveries_means_sending_again(run: Path) -> None:
+@pytest.mark.parametrize("entry", [None, 3, [], {"steps": [1]}, {"steps": {"one": 2}}, {"steps": {"1": "x"}}])
+def test_a_damaged_list_of_deliveries_means_sending_again(run: Path, entry: object) -> None:
     (run / rundir.DELIVERY_FILE).write_text('{"endpoints": {"http')
     with Receiver() as receiver:
         to = endpoint.endpoint(receiver.url, None, {})
+        if entry is not None:
+            (run / rundir.DELIVERY_FILE).write_text(json.dumps({"endpoints": {to.name: entry}}))
         assert export(Export(run, resume=True), to, lambda what, done, total: None).left == 0
     assert len(delivery.read(run)[to.name]["steps"]) == 2
 

@@ -100,13 +100,13 @@ def _fold(trace: Trace, choice: Choice) -> _Stacks:
     check_steps(trace, choice.steps)
     placed = tracks.place(trace.con, "merged" if choice.steps is None else "spans", choice.steps)
     ns = NS if choice.steps is None else "dur_ns"
-    table.create(trace.con, "own_times", _OWN)
+    table.create(trace.con, "folded_times", _OWN)
     if choice.weight == Weight.DEVICE:
         trace.con.execute(
-            f"INSERT INTO own_times SELECT trace_id, span_id, {ns}, NULL, NULL FROM placed WHERE device IS NOT NULL"
+            f"INSERT INTO folded_times SELECT trace_id, span_id, {ns}, NULL, NULL FROM placed WHERE device IS NOT NULL"
         )
     else:
-        _insert_own_times(trace.con, ns, [track.number for track in placed.tracks if track.line is not None])
+        _insert_times(trace.con, ns, [track.number for track in placed.tracks if track.line is not None])
     _make_nodes(trace.con)
     stacks = _Stacks(_grown(trace.con))
     reached = sum(frame.spans for frame in stacks.frames.values())
@@ -121,8 +121,8 @@ def _fold(trace: Trace, choice: Choice) -> _Stacks:
     return stacks
 
 
-def _insert_own_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int]) -> None:
-    """Fill `own_times` with the self time of each host span, without the spans that ran inside it on its thread.
+def _insert_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int]) -> None:
+    """Fill `folded_times` with the self time of each host span, without the spans that ran inside it on its thread.
 
     A span without a thread (a whole window, the profiler's own work) has no self time.
 
@@ -137,22 +137,22 @@ def _insert_own_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int
         """,
         [threads],
     )
-    own = _own_times(tracks.fetched(rows))
+    own = _times(tracks.fetched(rows))
     with con.cursor() as other:  # the first cursor is still yielding rows
         while batch := list(islice(own, _BATCH)):
-            table.insert(other, "own_times", batch, _OWN)
+            table.insert(other, "folded_times", batch, _OWN)
     con.execute(
         """
-        UPDATE own_times SET own_ns = round(own_ns * factor) FROM (
-            SELECT whole, max(whole_ns) / sum(own_ns) AS factor FROM own_times
+        UPDATE folded_times SET own_ns = round(own_ns * factor) FROM (
+            SELECT whole, max(whole_ns) / sum(own_ns) AS factor FROM folded_times
             GROUP BY whole HAVING sum(own_ns) > max(whole_ns)
-        ) AS sums WHERE sums.whole = own_times.whole
+        ) AS sums WHERE sums.whole = folded_times.whole
         """
     )
 
 
-def _own_times(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `own_times` for rows `track, start, end, trace_id, span_id, ns` that nest in each track."""
+def _times(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `folded_times` for rows `track, start, end, trace_id, span_id, ns` that nest in each track."""
     around: list[list[Any]] = []  # track, end, and a row from which the time of inner spans is subtracted
     whole, whole_ns = 0, 0
     for track, start, end, trace_id, span_id, ns in rows:
@@ -188,7 +188,7 @@ def _make_nodes(con: duckdb.DuckDBPyConnection) -> None:
                CASE WHEN kind = '{Kind.MODULE}' AND type IS NOT NULL AND type <> name
                     THEN name || ' (' || type || ')' ELSE name END AS name,
                level, start_ns, coalesce(own_ns, 0) AS own_ns
-        FROM timed_spans LEFT JOIN own_times USING (trace_id, span_id) WHERE kind <> '{Kind.ALLOC}'
+        FROM timed_spans LEFT JOIN folded_times USING (trace_id, span_id) WHERE kind <> '{Kind.ALLOC}'
         """
     )
     con.execute("UPDATE nodes SET above = NULL WHERE above NOT IN (SELECT node FROM nodes)")

@@ -276,6 +276,9 @@ def _value(name: str, value: Any) -> Any:
     elif kind == "BOOLEAN":
         if isinstance(value, bool):
             return value
+    elif kind == "DOUBLE":
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
     elif isinstance(value, int) and not isinstance(value, bool) and -_RANGE[kind] <= value < _RANGE[kind]:
         return value
     raise Unfit(f"{name} is not of the type {kind}")

@@ -55,13 +55,14 @@ def documents(file: IO[bytes], source: str) -> Iterator[tuple[str, dict[str, Any
     Raises:
         TraceError: the file contains something else; the message names the line.
     """
-    number = 0
+    number, is_first = 0, True
     while line := _line(file, source, number + 1):
         number += 1
         text = line.removeprefix(_BOM) if number == 1 else line
         if not text.strip():
             continue
-        if number == 1 and not _ends(text):
+        was_first, is_first = is_first, False
+        if was_first and not _ends(text):
             text += whole(file, source, LARGEST - len(text))
             yield source, parsed(text, source)
             return

@@ -7,6 +7,7 @@ a trace, are one **job**.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -153,6 +154,15 @@ def as_one(runs: Sequence[Run]) -> Job:
         content["finished"] = all(run.finished for run in ranks)
         content["notes"] = rundir.different(dict(note) for run in ranks for note in run.notes)
     return Job(Run.of(content), tuple(dict.fromkeys(ids)))
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """Return names with a number where a name was there before: runs whose names and ids begin alike stay apart."""
+    found: dict[str, None] = {}
+    for name in names:
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        found[next(each for each in itertools.chain([name], numbered) if each not in found)] = None
+    return list(found)
 
 
 def name_of(run: Run) -> str:

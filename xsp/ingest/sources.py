@@ -13,7 +13,7 @@ from xsp import atomic, rundir
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, Imported, Losses, RowImporter, TableImporter
-from xsp.ingest.jobs import RUNS, Job, connect, jobs, name_of, once, read
+from xsp.ingest.jobs import RUNS, connect, distinct, jobs, name_of, once, read
 from xsp.ingest.tables import import_tables, open_table
 from xsp.ingest.write import noted, write
 from xsp.run import Run
@@ -39,7 +39,7 @@ def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[
     if tables:
         called = Path(sources[0]).name if len(sources) == 1 else out.name
         return import_tables(out, tables, called, names)
-    return _import_rows(out, sources, [each.read(source) for source, each in rows.items()])
+    return _import_rows(out, list(rows), [each.read(source) for source, each in rows.items()])
 
 
 def open_whole(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
@@ -81,7 +81,8 @@ def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported
             if not con.execute("SELECT 1 FROM distinct_spans LIMIT 1").fetchall():
                 said = [text for each in losses for text in each.sentences()]
                 raise TraceError("; ".join([f"{_named(sources)}: no span in it", *said]))
-            places = {_place(out, job, len(found)): job for job in found}
+            inside = [out / name for name in distinct(name_of(job.run) for job in found)]
+            places = dict(zip(inside if len(found) > 1 else [out], found, strict=True))
             for place, job in places.items():
                 named = {"name": job.run.name or Path(_shown(sources[0])).stem}
                 told = lost(job.run | named, list(zip(map(_shown, sources), losses, strict=True)), doubled)
@@ -140,11 +141,6 @@ def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, nam
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return {out / place.relative_to(beside): run for place, run in written.items()}
-
-
-def _place(out: Path, job: Job, count: int) -> Path:
-    """Return the directory of a job: `out` itself, or one in it if there are several jobs."""
-    return out if count == 1 else out / name_of(job.run)
 
 
 def _named(sources: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from xsp.correlate.columns import place
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, Seen, TableImporter
-from xsp.ingest.jobs import RUNS, name_of
+from xsp.ingest.jobs import RUNS, distinct, name_of
 from xsp.ingest.write import noted
 from xsp.run import RANKS, Run
 from xsp.schema import Level
@@ -148,10 +148,16 @@ def _as_ranks(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Ru
     own = Run.of({"kind": RANKS, "name": called, "finished": True})
     rundir.write_run(out, own)
     job = rundir.read_job(out)
+    segments = [segment for part in parts for segment in rundir.segments(part)]
     con = table.connect()
-    con.execute(f"CREATE VIEW spans AS FROM {table.parquet([s for part in parts for s in rundir.segments(part)])}")
-    merge.merge(con, job)
-    table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
+    try:
+        con.execute(f"CREATE VIEW spans AS FROM {table.parquet(segments)}")
+        merge.merge(con, job)
+        table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
+    except (duckdb.IOException, duckdb.OutOfMemoryException, OSError) as error:
+        raise OutputError(f"{out}: cannot be written ({error})") from error
+    finally:
+        con.close()
     sources = [source for run in runs.values() if run.imported is not None for source in run.imported.sources]
     imported = {"imported": {"sources": sources, "doubled": 0}}
     rundir.write_run(out, own | imported)
@@ -161,10 +167,9 @@ def _as_ranks(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Ru
 def _as_runs(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Run]:
     """Rename the folders of runs that do not belong together after the runs."""
     placed = {}
-    for folder, run in runs.items():
-        named = out / name_of(run)
-        folder.rename(named)
-        placed[named] = run
+    for (folder, run), name in zip(runs.items(), distinct(map(name_of, runs.values())), strict=True):
+        folder.rename(out / name)
+        placed[out / name] = run
     rundir.write_run(out, {"kind": RUNS, "name": called, "finished": True, "parts": [p.name for p in placed]})
     return placed
 

@@ -89,7 +89,19 @@ def read(run: Path) -> dict[str, dict[str, Any]]:
         found = json.loads((run / rundir.DELIVERY_FILE).read_text(encoding="utf-8"))["endpoints"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): entry for name, entry in found.items() if _is_entry(entry)}
+
+
+def _is_entry(found: Any) -> bool:
+    """Return whether a value is an entry that `Delivered.save` wrote."""
+    try:
+        steps = found.get("steps", {})
+        counts = [*map(int, steps), *steps.values(), found.get("rejected", 0), found.get("run_end_ns") or 0]
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return all(isinstance(each, int) for each in counts) and isinstance(found.get("messages", []), list)
 
 
 class Delivery:

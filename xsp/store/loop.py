@@ -173,13 +173,14 @@ def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
         except (ValueError, TypeError, LookupError, RecursionError):
             wrong += 1
             continue
-        if end > latest.get(rank, (0, []))[0]:
+        known = latest.get(rank)
+        if known is None or end > known[0]:
             latest[rank] = (end, rows)
-        elif end == latest[rank][0]:
-            latest[rank][1].extend(rows)
+        elif end == known[0]:
+            known[1].extend(rows)
     for rank, (end, rows) in latest.items():
-        ((known,),) = con.execute("SELECT max(start_ns + dur_ns * steps) FROM loop WHERE rank = ?", [rank]).fetchall()
-        if known is None or end > known:
+        ((last,),) = con.execute("SELECT max(start_ns + dur_ns * steps) FROM loop WHERE rank = ?", [rank]).fetchall()
+        if last is None or end > last:
             con.execute("DELETE FROM loop WHERE rank = ?", [rank])
             table.insert(con, "loop", rows, LOOP_COLUMNS)
     return wrong
