@@ -74,8 +74,8 @@ _MET = f"""
     transferred AS (SELECT rank, span_id, transfer_ns FROM keyed JOIN met USING (key))
 """
 """The transfer time of collectives whose members are all in the trace. They end together, so the member that arrives
-last has the shortest duration, and what another member's duration exceeds it by is waiting. Members are matched by the
-id of the collective; those on devices of one rank, which share a clock, also by their order if they overlap."""
+last has the shortest duration, and the excess of another member's duration is waiting. Members are matched by the id of
+the collective; members on devices of one rank, which share a clock, also by their order if they overlap."""
 
 
 _WHY_NO_BANDWIDTH = """CASE

@@ -1,7 +1,7 @@
 """The critical path: the chain of work, on the host and on devices, that determines the duration of a step.
 
-At each moment of a step, one span is what the others wait for. The path is found backwards: from the end of the step
-to the work that ended last, from there to what that work waited for, and so on to the start of the step.
+At each moment of a step, one span is the one that the others wait for. The path is found backwards: from the end of the
+step to the work that ended last, from there to the work that this waited for, and so on to the start of the step.
 `xsp.analyses.waiting` has the rules for what waits for what. They follow from the guarantees of threads, streams (work
 on one stream runs in order) and synchronising calls. Where a trace does not state the cause, they use times:
 dependencies between streams through stream events are inferred. Each segment names the rule that led to it.

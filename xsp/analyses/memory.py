@@ -1,9 +1,9 @@
-"""Memory in use over a step, by what allocated it, and memory that a step does not free.
+"""Memory in use over a step, by layer, and memory that a step does not free.
 
-There are two kinds of sources. Those that report each allocation and each deallocation (Kineto's `[memory]`) give spans
-of kind alloc, with negative bytes for deallocations, and often the totals of the allocator. Others report only what was
-allocated between the start and the end of a span (`alloc_bytes`); then deallocations are unknown, and the columns that
-need them are null.
+There are two kinds of sources. Some report each allocation and each deallocation (Kineto's `[memory]`) as spans of kind
+alloc, with negative bytes for deallocations, and often the totals of the allocator. Others report only the bytes that
+were allocated between the start and the end of a span (`alloc_bytes`); then deallocations are unknown, and the columns
+that need them are null.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def _has_ids(trace: Trace, identity: str) -> bool:
     """Return whether collectives carry ids that ranks share.
 
     Raises:
-        AnalysisError: they carry none, and the ranks hold different numbers of them.
+        AnalysisError: collectives have no ids, and the ranks have different numbers of them.
     """
     shared = trace.con.execute(f"WITH {_MATCHED.format(by_id=True)} SELECT count(*) FROM matched").fetchall()[0][0]
     if shared:

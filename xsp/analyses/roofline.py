@@ -88,8 +88,8 @@ def kernel_roofline(trace: Trace) -> Table:
 def layer_roofline(trace: Trace) -> Table:
     """Arithmetic intensity and throughput of the kernels of each layer together, and the roof at that intensity.
 
-    The precision is that of the layer's largest operation, null where that is not known. Throughput is null where less
-    than 90 % of the time of the layer's kernels has known operations (`flops_known_percent`).
+    The precision is that of the layer's largest operation, null if that is unknown. Throughput is null if less than
+    90 % of the time of the layer's kernels has known operations (`flops_known_percent`).
     """
     return trace.sql(
         f"""

@@ -2,8 +2,8 @@
 
 The operations of each kernel are compared with the peak of their own precision, so the peak of work of several types is
 the sum of the operations over the sum of operations / peak. Operations are those of `xsp.cost.flops`, which counts
-products, convolutions and attention, recomputed ones too (so with activation recomputation this is what the authors of
-PaLM call hardware FLOPs utilisation; Chowdhery et al., arXiv:2204.02311, appendix B).
+products, convolutions and attention, including recomputed ones (so with activation recomputation this is the hardware
+FLOPs utilisation of the authors of PaLM; Chowdhery et al., arXiv:2204.02311, appendix B).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def holding(found: Sequence[Part], change_ms: float) -> list[Part]:
 
 
 def sentence(found: Sequence[Part], change_ms: float) -> str:
-    """Return the parts in words: those that changed in the same direction, and after a "but" the opposite ones."""
+    """Return the parts in words: parts that changed in the same direction, and after a "but" the opposite ones."""
     along = ", ".join(str(each) for each in found if each.change_ms * change_ms > 0)
     against = ", ".join(str(each) for each in found if each.change_ms * change_ms <= 0)
     return ", but ".join(filter(None, (along, against)))

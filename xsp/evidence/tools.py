@@ -157,7 +157,7 @@ def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
         )
 
 
-# --- what answers -------------------------------------------------------------------------------------------------
+# --- answers ------------------------------------------------------------------------------------------------------
 
 
 def _page(arguments: Mapping[str, Any], rows: int = ROWS) -> tuple[int, int]:

@@ -68,7 +68,7 @@ def label(tensor: Tensor) -> int | None:
 
 
 def label_of(node: Node) -> int | None:
-    """Return the layout in which a call ran: with one channels-last input, an image operator's result is such, too."""
+    """Return the layout in which a call ran: a channels-last input of an image operator gives such a result."""
     found = {label(each) for each in node.call.inputs} - {None}
     return LAST if LAST in found else CONTIGUOUS if found else None
 
