@@ -1,17 +1,17 @@
-"""Analyses: pure functions from a trace to a small table. Those of XSP's Table I have its numbers, A1 … A15.
+"""Analyses: pure functions from a trace to a small table. Analyses of XSP's Table I have its numbers, A1 … A15.
 
 >>> import xsp                                                   # doctest: +SKIP
 >>> trace = xsp.load("runs/demo")                                # doctest: +SKIP
 >>> xsp.analyses.layer_information(trace).show()                 # doctest: +SKIP
 >>> xsp.analyses.layer_information is xsp.analyses.A2            # doctest: +SKIP
 
-Each states which levels it needs and refuses, with the reason, where the trace does not hold them. Tables
-are DuckDB relations: `.df()` for pandas, `.pl()` for Polars, `.fetchall()` for tuples. Units stand in the
-names of the columns; what was not measured is null.
+Each analysis declares the levels that it needs, and raises an error with the reason if the trace lacks them. Tables are
+DuckDB relations: `.df()` for pandas, `.pl()` for Polars, `.fetchall()` for tuples. Column names contain the units;
+values that were not measured are null.
 
-An analysis registers itself with the decorator `analysis`; those of others are found by entry points `xsp.analyses`,
-which name the function, or a module with several. They stand here by the names of their functions, and by what
-`xsp analyze` calls them: `xsp.analyses.kernel_classes` is `kernel-classes`.
+The decorator `analysis` registers an analysis. Plugins provide theirs through entry points `xsp.analyses`, which name
+the function, or a module with several. Every analysis is an attribute of this package, under the name of its
+function and under its name in `xsp analyze`: `xsp.analyses.kernel_classes` is `kernel-classes`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SUBJECTS = (
     "activity", "idle", "launches", "streams", "fusing", "counted", "communication", "ranks", "critical", "memory",
     "samples",
 )  # fmt: skip
-"""The modules of ours, in the order in which their tables are shown."""
+"""The built-in modules, in the order in which their tables are shown."""
 
 
 def _is_number(identity: str) -> bool:
@@ -37,12 +37,12 @@ def _is_number(identity: str) -> bool:
 
 
 def _as_name(identity: str) -> str:
-    """Return how Python has what `xsp analyze` calls `kernel-classes`."""
+    """Return the Python identifier for a name of `xsp analyze` such as `kernel-classes`."""
     return identity.replace("-", "_")
 
 
 def _place(each: Analysis) -> tuple[int, int]:
-    """Return where an analysis is shown: by its subject, the numbered ones together, those of others last."""
+    """Return the sort key of an analysis: the place of its subject; numbered analyses together, plugins' last."""
     if _is_number(each.id):
         return _SUBJECTS.index("model"), int(each.id[1:])
     package, _, subject = each.function.__module__.rpartition(".")
@@ -56,13 +56,13 @@ for _plugin in plugins.names("xsp.analyses"):
     try:
         plugins.load("xsp.analyses", _plugin)
     except PluginError:
-        pass  # `xsp doctor` says why
+        pass  # `xsp doctor` reports why
 
 _ordered = {each.id: each for each in sorted(ANALYSES.values(), key=_place)}
 ANALYSES.clear()
 ANALYSES.update(_ordered)
 
-# By what `xsp analyze` calls them and by the names of their functions, in the place of modules of the same name.
+# Analyses under their names in `xsp analyze` and under their function names; they replace modules of the same name.
 globals().update({_as_name(each.id): each for each in ANALYSES.values()})
 globals().update({each.name: each for each in ANALYSES.values()})
 
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Analysis:
-    for each in ANALYSES.values():  # one that was made since
+    for each in ANALYSES.values():  # an analysis that was registered after this module was imported
         if name in (each.name, _as_name(each.id)):
             return each
     raise AttributeError(f"there is no analysis {name!r}")

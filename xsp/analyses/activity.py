@@ -37,8 +37,7 @@ def device_activity(trace: Trace) -> Table:
     Each figure is the time in which at least one such kernel or copy ran on any stream. Communication is hidden while
     computation runs at the same time, and exposed otherwise; copies are exposed while nothing else runs. Busy time is
     computation plus exposed communication plus exposed copies; busy plus idle time is the window, and `busy_percent` is
-    of that. With several devices
-    the last row, which has no rank and no device, is their sum.
+    a percentage of the window. With several devices the last row, which has no rank and no device, is their sum.
     """
     prepare(trace)
     return trace.sql(
@@ -67,7 +66,7 @@ def device_steps(trace: Trace) -> Table:
     """Each step of each rank: its time on the host, and what its device did from its first work to its last.
 
     Device work belongs to the step that launched it, even if it runs after the end of the step on the host. Work
-    outside every step is in a row without a step. `busy_percent` is of the window.
+    outside every step is in a row without a step. `busy_percent` is a percentage of the window.
     """
     prepare(trace)
     return trace.sql(
@@ -95,12 +94,12 @@ def device_steps(trace: Trace) -> Table:
 
 @analysis("kernel-classes", "Device time by class of kernel", Level.KERNEL, everywhere=True)
 def kernel_classes(trace: Trace) -> Table:
-    """Kernels and copies by class, taken from their names: their number, time, and share of the time of all.
+    """Kernels and copies by class, derived from their names: their number, time, and share of the total time.
 
     The times of kernels that overlap are added up. For matrix products, convolutions and attention, the time is split
-    by whether the name says that tensor cores are used, that they are not, or neither; `tensor_core_percent` is of the
-    first two together. With several devices, the rows
-    of all devices together come first and name no device; the rows of each follow, with shares of its own time.
+    by whether the name shows that tensor cores are used, that they are not, or neither; `tensor_core_percent` is a
+    percentage of the first two together. With several devices, the rows of all devices together come first and name no
+    device; the rows of each device follow, with shares of its own time.
     """
     prepare(trace)
     figures = f"""
@@ -124,7 +123,7 @@ def kernel_classes(trace: Trace) -> Table:
 
 
 # --- tensorcores -------------------------------------------------------------------------------------------------
-# Tensor cores: which layers use them, as far as the names of their kernels tell.
+# Tensor cores: which layers use them, as far as the names of their kernels show.
 
 
 @analysis("tensor-cores", "Tensor cores by layer", Level.KERNEL, everywhere=True)

@@ -25,21 +25,21 @@ class Answer(NamedTuple):
 
 
 class Answers:
-    """What the analyses say of a trace, by their ids."""
+    """The tables of a trace by the ids of their analyses."""
 
     def __init__(self, trace: Trace) -> None:
-        """Results are computed on first access."""
+        """Compute nothing yet: each table is computed on first access."""
         self.trace = trace
         self._known: dict[str, Answer] = {}
 
     def __getitem__(self, identity: str) -> Answer:
-        """Return the answer of one of `xsp.analyses.ANALYSES`."""
+        """Return the answer of the analysis with this id in `xsp.analyses.ANALYSES`."""
         if identity not in self._known:
             self._known[identity] = self._ask(identity)
         return self._known[identity]
 
     def classes(self) -> list[dict[str, Any]]:
-        """Return the classes of kernels of all devices together: `kernel-classes` has those of each device as well."""
+        """Return the rows of `kernel-classes` for all devices together, without its rows for each device."""
         return [row for row in self["kernel-classes"].dicts() if row["rank"] is None]
 
     def _ask(self, identity: str) -> Answer:
@@ -51,7 +51,7 @@ class Answers:
 
 
 def rows_of(relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
-    """Return the rows of a relation, with SQL's decimals as numbers like others."""
+    """Return the rows of a relation, with SQL decimals converted to floats."""
     rows = relation.fetchall()
     if not any(str(kind).startswith("DECIMAL") for kind in relation.types):
         return rows

@@ -23,11 +23,11 @@ ELEMENT_BYTES = {
     "complexdouble": 16,
     **{name.lower(): size for name, size in SIZES.items()},
 }
-"""Bytes of an element, by the name that PyTorch gives its type in lower case, or that Kineto gives it."""
+"""Bytes of an element, by the lower-case name of its type in PyTorch or in Kineto."""
 
 
 def _known(name: str) -> str:
-    """Return the SQL of what the kernel says under a name, else what its parent or its parent's parent says."""
+    """Return the SQL of a collective's property: the kernel's attribute, else its parent's, else its grandparent's."""
     places = (f"json_extract_string(each.{side}, '$.\"xsp.collective.{name}\"')" for side in ("own", "above", "higher"))
     return f"coalesce({', '.join(places)})"
 
@@ -101,7 +101,7 @@ group."""
 
 
 def why_none(trace: Trace) -> str | None:
-    """Return that a trace holds no collective, or None if it holds one."""
+    """Return a message that a trace holds no collective, or None if it holds one."""
     kernels = f"WITH {NAMES} SELECT 1 FROM names WHERE class = '{COMMUNICATION}' LIMIT 1"
     for query in (kernels, f"SELECT 1 FROM spans WHERE {_CALL} LIMIT 1"):
         if trace.con.execute(query).fetchall():

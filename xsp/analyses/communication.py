@@ -14,7 +14,7 @@ _BUS = """
               THEN (group_size - 1.0) / nullif(group_size, 0)
          WHEN collective IN ('broadcast', 'reduce', 'send_recv', 'send', 'recv') THEN 1.0 END
 """
-"""From the bandwidth of the algorithm to that of the links, after nccl-tests, doc/PERFORMANCE.md."""
+"""Factor from algorithm bandwidth to bus bandwidth, after nccl-tests, doc/PERFORMANCE.md."""
 
 _EXPOSED = f"""
     {COLLECTIVES},
@@ -74,14 +74,14 @@ _MET = f"""
     transferred AS (SELECT rank, span_id, transfer_ns FROM keyed JOIN met USING (key))
 """
 """The transfer time of collectives whose members are all in the trace. They end together, so the member that arrives
-last has the shortest duration, and what another member's duration exceeds it by is waiting. Members are matched by the
-id of the collective; those on devices of one rank, which share a clock, also by their order if they overlap."""
+last has the shortest duration, and the excess of another member's duration is waiting. Members are matched by the id of
+the collective; members on devices of one rank, which share a clock, also by their order if they overlap."""
 
 
 _WHY_NO_BANDWIDTH = """CASE
     WHEN bytes IS NULL AND group_size IS NULL THEN 'no size, group' WHEN bytes IS NULL THEN 'no size'
     WHEN group_size IS NULL THEN 'no group' END"""
-"""Why a bandwidth is null: profilers without annotations of their own tell neither, as Nsight Systems."""
+"""Why a bandwidth is null: profilers without annotations of collectives (Nsight Systems) record neither."""
 
 
 @analysis("communication", "Collectives by kind and size", Level.MODEL, unless=why_none, everywhere=True)
@@ -94,7 +94,7 @@ def collectives_by_kind(trace: Trace) -> Table:
     `transfer_us` is the mean time from then to the end: the time of the transfer itself. Bandwidths are in 10^9 bytes
     per second, from the mean time, the transfer time and the shortest time, as nccl-tests defines them: algorithm
     bandwidth is bytes over time, bus bandwidth is what the links carried. They are null if size or group is unknown;
-    `why_null` says which the trace does not tell.
+    `why_null` names what the trace lacks.
     """
     prepare(trace)
     return trace.sql(

@@ -1,4 +1,4 @@
-"""What an analysis is, and how one that computes in Python hands over its table."""
+"""The definition and registry of analyses, and the table of an analysis that computes in Python."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Analysis:
     needs: tuple[Level, ...]
     function: Callable[[Trace], Table]
     unless: Callable[[Trace], str | None] | None = None
-    """Says why a trace that holds these levels cannot carry it all the same, or None."""
+    """A function that returns why a trace that holds these levels is still not sufficient, or None if it is."""
     everywhere: bool = False
-    """Whether it asks all steps of all ranks, and not the merged step."""
+    """Whether the analysis reads all steps of all ranks instead of the merged step."""
 
     def __call__(self, trace: Trace) -> Table:
         """Return the table.
 
         Raises:
-            AnalysisError: the trace does not hold what the analysis needs; the message says what and why.
+            AnalysisError: the trace does not hold what the analysis needs; the message names what is missing and why.
         """
         reason = self.refusal(trace)
         if reason is not None:
@@ -42,11 +42,11 @@ class Analysis:
 
     @property
     def name(self) -> str:
-        """What it is called in Python: the name of the function."""
+        """The name in Python: that of the function."""
         return self.function.__name__
 
     def refusal(self, trace: Trace) -> str | None:
-        """Return why this trace cannot carry the analysis, or None."""
+        """Return why the analysis cannot run on this trace, or None if it can."""
         missing = [level for level in self.needs if not self._holds(trace, level)]
         if missing:
             names = ", ".join(level.name.lower() for level in missing)
@@ -59,7 +59,7 @@ class Analysis:
         return reason and f"{self.id} ({self.title}): {reason}"
 
     def _holds(self, trace: Trace, level: Level) -> bool:
-        """Return whether a trace holds a level; a device's kernels do for the operators that launched them."""
+        """Return whether a trace holds a level; device kernels suffice where the op level is needed."""
         asked = (level, Level.KERNEL) if level == Level.OP else (level,)
         if not self.everywhere:
             return any(map(trace.has, asked))
@@ -73,7 +73,7 @@ class Analysis:
 
 
 def _how_recorded(trace: Trace, missing: Sequence[Level]) -> str:
-    if trace.run.imported is not None and trace.run.xsp is None:  # of another profiler
+    if trace.run.imported is not None and trace.run.xsp is None:  # recorded by another profiler
         return "(imported); torch.profiler records modules with with_stack and with_modules, shapes with record_shapes"
     if any(rung.level >= max(missing) and rung.steps for rung in trace.rungs) and Level.KERNEL not in missing:
         why = ": no module was called in them" if Level.LAYER in missing else ""
@@ -91,17 +91,17 @@ def analysis(
     unless: Callable[[Trace], str | None] | None = None,
     everywhere: bool = False,
 ) -> Callable[[Callable[[Trace], Table]], Analysis]:
-    """Make a function an analysis, and register it: `xsp analyze`, the report and `xsp.analyses` have it from then on.
+    """Make a function an analysis, and register it for `xsp analyze`, the report and `xsp.analyses`.
 
     Args:
-        identity: what the command line calls it; those of XSP's Table I have its numbers.
-        title: of its table.
-        needs: levels without which it refuses a trace.
-        unless: says why a trace that holds these levels cannot carry it all the same, or None.
-        everywhere: it asks all steps of all ranks, and not the merged step.
+        identity: name on the command line; analyses of XSP's Table I have its numbers.
+        title: title of the table.
+        needs: levels without which the analysis refuses a trace.
+        unless: function that returns why a trace that holds these levels is still not sufficient, or None if it is.
+        everywhere: whether the analysis reads all steps of all ranks instead of the merged step.
 
     Raises:
-        UsageError: another function is registered by that name.
+        UsageError: another function is registered under that name.
     """
 
     def make(function: Callable[[Trace], Table]) -> Analysis:
@@ -117,17 +117,17 @@ def analysis(
 
 
 ANALYSES: dict[str, Analysis] = {}
-"""All analyses by what the command line calls them."""
+"""All analyses by their names on the command line."""
 
 
 def values(trace: Trace, name: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> Table:
-    """Return a table that was computed in Python.
+    """Return rows that were computed in Python as a table.
 
     Args:
-        trace: whose engine holds it.
-        name: of the table in the engine; the analysis's own.
+        trace: the trace whose engine is to hold the table.
+        name: name of the table in the engine; no other analysis may use it.
         columns: name → type.
-        rows: in the order of the table.
+        rows: rows in the order of the table.
     """
     made = [Column(each, kind, "") for each, kind in columns.items()]
     table.create(trace.con, name, made)

@@ -15,7 +15,7 @@ from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
 UNNAMED = "(unnamed)"
-"""A kernel for which the profiler had no name."""
+"""Name of a kernel for which the profiler had none."""
 
 _MADE = {
     "flops": "FLOPs",
@@ -39,13 +39,13 @@ _OPERATOR = f"""
     CASE WHEN up.kind = '{Kind.OP}' THEN up.name WHEN above.kind = '{Kind.OP}' THEN above.name END AS operator,
     CASE WHEN up.kind = '{Kind.OP}' THEN up.span_id WHEN above.kind = '{Kind.OP}' THEN above.span_id END AS call
 """
-"""The operator around work, or around the library's call that launched it."""
+"""The operator around a kernel or call, or around the library call that launched it, and the operator's span id."""
 
 _ADDITIVE = ("flops", "flops_without_tensor_cores", "dram_read_bytes", "dram_write_bytes")
 
 
 class _Count(NamedTuple):
-    """What was counted of some kernels of one name, of one operator."""
+    """A counter's values over kernels of one name and one operator."""
 
     kernel: str | None
     operator: str | None
@@ -60,7 +60,7 @@ class _Count(NamedTuple):
 
 
 def _why_none(trace: Trace) -> str | None:
-    """Say why a trace has no counters."""
+    """Return why a trace has no counters, or None if it has some."""
     if next(_counts(trace), None) is not None:
         return None
     return (
@@ -76,7 +76,7 @@ def counters_by_kernel(trace: Trace) -> Table:
     `kernels` is the number of kernels that were counted: in all steps and ranks of a trace of CUPTI's range profiler,
     in one step of a run under Nsight Compute. `total` is the sum over them, and `percent_of_total` its share of the sum
     over all kernels; both are null for a metric that cannot be summed (a share of a peak, a rate, a ratio). `metric` is
-    a plain name if xsp has one, else that of the counter, which is in `counter`. `FLOPs` requires counters of the
+    a plain name if xsp has one, else the name of the counter, which is in `counter`. `FLOPs` requires counters of the
     tensor cores; `non-tensor FLOPs` are those of the other units alone. Metrics that are zero everywhere come last.
     """
     return _table(trace, "counters", lambda each: each.kernel or UNNAMED)
@@ -94,7 +94,7 @@ def counters_by_operator(trace: Trace) -> Table:
 
 
 def _table(trace: Trace, name: str, key: Callable[[_Count], str], by_call: bool = False) -> Table:
-    """Return counts by what `key` says of them and by metric."""
+    """Return the table of counts grouped by `key` and by metric."""
     groups: dict[tuple[str, str], list[_Count]] = defaultdict(list)
     wholes: dict[str, float] = defaultdict(float)
     highest: dict[str, float] = defaultdict(float)
@@ -148,7 +148,7 @@ def _row(title: str, metric: str, counts: Iterable[_Count], whole: float, by_cal
 
 
 def called(metric: str) -> str:
-    """Return what a reader calls a metric, else its own name.
+    """Return the plain name of a metric, else its own name.
 
     >>> called("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum")
     'fp32 fma instr.'
@@ -159,7 +159,7 @@ def called(metric: str) -> str:
 
 
 def _counts(trace: Trace) -> Iterator[_Count]:
-    """Yield what was counted of each launch and kernel, what was joined to none, and Nsight Compute's figures."""
+    """Yield the counters of each launch and kernel, counters without a launch, and the figures of Nsight Compute."""
     rows = trace.con.execute(
         f"""
         SELECT CASE WHEN work.level = {int(Level.KERNEL)} THEN work.name END AS kernel, work.attributes, {_OPERATOR}
@@ -182,7 +182,7 @@ def _counts(trace: Trace) -> Iterator[_Count]:
 
 
 _FIGURES = {"flops": "flops", "dram_read_bytes": "bytes", "dram_write_bytes": "bytes", "occupancy": "occupancy"}
-"""Columns of kernels that counters may have filled, and which source says so."""
+"""Columns of kernels that counters may have filled → prefix of the column `…_source` that shows it."""
 
 
 def _of_ncu(trace: Trace) -> Iterator[_Count]:

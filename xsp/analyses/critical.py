@@ -1,14 +1,14 @@
 """The critical path: the chain of work, on the host and on devices, that determines the duration of a step.
 
-At each moment of a step, one span is what the others wait for. The path is found backwards: from the end of the step
-to the work that ended last, from there to what that work waited for, and so on to the start of the step.
-`xsp.analyses.waiting` has the rules of what waits for what. They follow from the guarantees of threads, streams (work
+At each moment of a step, one span is the one that the others wait for. The path is found backwards: from the end of the
+step to the work that ended last, from there to the work that this waited for, and so on to the start of the step.
+`xsp.analyses.waiting` has the rules for what waits for what. They follow from the guarantees of threads, streams (work
 on one stream runs in order) and synchronising calls. Where a trace does not state the cause, they use times:
 dependencies between streams through stream events are inferred. Each segment names the rule that led to it.
 
 If a span on the path becomes shorter, the step becomes shorter by as much, until another path is the longest.
 
-A launch that is late because its queue is full looks like any other long call: traces do not say which it is.
+A launch that is late because its queue is full looks like any other long call: traces do not distinguish the two.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PATH = f"""
     LEFT JOIN (SELECT span_id AS layer_id, layer_index, name FROM merged WHERE level = {int(Level.LAYER)}) layers
     USING (layer_id) ORDER BY start_ns
 """
-"""The tables of the path: segments and labels; many segments share a label."""
+"""Query of the path from the tables of its segments and labels; many segments share a label."""
 
 _BY = {
     "grouped_by": "VARCHAR",
@@ -54,7 +54,7 @@ _OTHER_STEP = "(another step)"
 
 
 class _Window(NamedTuple):
-    """The step whose path is asked for."""
+    """The step whose path is requested."""
 
     spans: str
     """SQL condition of its spans."""
@@ -66,14 +66,14 @@ class _Window(NamedTuple):
 
 @analysis("critical-path", "Critical path")
 def critical_path(trace: Trace) -> Table:
-    """The critical path of the merged step in the order of time: segments that follow each other without a gap.
+    """The critical path of the merged step in order of time: segments that follow each other without a gap.
 
     Their durations add up to the duration of the step plus the wait for its batch. If device work continues after the
     step has ended on the host, the path continues to the end of that work, and `after_step` marks the segments beyond
     the end of the step. `what` is host (the program itself between operators), op, launch, call, sync, data, overhead,
     kernel, copy, communication or idle; on a stream, launch is the time between the call and the start of the kernel.
-    `after` is the rule that says what had to end before the segment could begin. Times are as recorded, so they include
-    the overhead of profiling.
+    `after` is the rule for what had to end before the segment could begin. Times are as recorded, so they include the
+    overhead of profiling.
     """
     if not trace.has_made("path_segments"):
         _walk(trace)
@@ -94,7 +94,7 @@ def _walk(trace: Trace) -> None:
 
 
 def _keep(trace: Trace, walk: Walk, window: _Window, end: int) -> None:
-    """Give the path to the engine; as text, since a path can be long and lists of Python's are slow to pass."""
+    """Store the path in the engine, as text: a path can be long, and the engine is slow at reading Python lists."""
     values(trace, "path_labels", _LABELS, [(number, *label) for label, number in walk.labels.items()])
     path = walk.path[::-1]
     trace.once(
@@ -132,7 +132,7 @@ def critical_path_summary(trace: Trace) -> Table:
 
 
 def _window(trace: Trace) -> _Window:
-    """Return the merged step; all that there is of the first rank, where a trace has no step."""
+    """Return the merged step, or the whole time of the first rank if the trace has no step."""
     steps = trace.con.execute(
         "SELECT trace_id, step, rung, rank, start_ns, start_ns + dur_ns, process, thread FROM merged "
         f"WHERE kind = '{Kind.STEP}' ORDER BY dur_ns DESC LIMIT 1"
@@ -149,7 +149,7 @@ def _window(trace: Trace) -> _Window:
 
 
 def _busiest(trace: Trace, spans: str) -> Thread:
-    """Return the thread that is at it the longest, from its first span to its last; of a step that names none."""
+    """Return the thread with the longest time from its first span to its last, for a step that names no thread."""
     found = trace.con.execute(
         f"SELECT process, thread FROM spans WHERE {spans} AND device IS NULL AND thread IS NOT NULL AND dur_ns > 0 "
         "GROUP BY process, thread ORDER BY max(start_ns + dur_ns) - min(start_ns) DESC, count(*) DESC, 1, 2 LIMIT 1"
@@ -175,9 +175,9 @@ def _sql(value: str | int | None) -> str:
 
 
 def _seen(window: _Window) -> str:
-    """Return the SQL of the step's spans, and of what its devices did meanwhile for other steps.
+    """Return the SQL of the step's spans, and of the work that its devices did meanwhile for other steps.
 
-    A span of a host without a thread is on that of its parent, else on that of the step.
+    A host span without a thread is assigned to its parent's thread, else to the step's.
     """
     process, thread = (_sql(part) for part in window.main)
     return f"""

@@ -16,7 +16,7 @@ COMPUTATION = "computation"
 COPY = "copy"
 
 LEVEL_NAMES = " ".join(f"WHEN {int(level)} THEN '{level.name.lower()}'" for level in Level)
-"""To put between CASE and END: what levels are called."""
+"""The names of levels, as SQL to put between CASE and END."""
 
 _DEVICE_WORK = f"""
     WITH recorded AS (
@@ -48,7 +48,7 @@ SKEW_NS = 2_000
 """Accuracy of times: clocks of host and device agree to this, and some traces have whole microseconds."""
 
 STAGED_NS = 10_000
-"""A call that overlaps its copy for at least this long does the copying itself, piece by piece from pageable memory."""
+"""Nanoseconds; a call that overlaps its copy for this long does the copying itself, piecewise from pageable memory."""
 
 _RUNTIME_CALLS = f"""
     WITH calls AS (
@@ -72,12 +72,12 @@ _RUNTIME_CALLS = f"""
 def prepare(trace: Trace) -> None:
     """Make the tables `device_work` and `runtime_calls`, once.
 
-    The first is each kernel and copy with its end, its recording, the process that launched it, what its name says,
-    and its purpose: computation, communication, copy. `class` is null for copies. Kineto does not say the process of
-    device work, but where all calls of a rank are of one process, it is that one.
-    The second is each call of the runtime; `waits` tells those that return when device work has ended: calls that
-    synchronise, and copies whose call goes on while the copy runs, or until it is done (where the copy is not in the
-    trace, those that do not call themselves asynchronous). A call that lets a stream wait does not hold the host.
+    `device_work` has each kernel and copy with its end, its recording, the process that launched it, the properties
+    that its name shows, and its purpose: computation, communication, copy. `class` is null for copies. Kineto does not
+    record the process of device work; if all calls of a rank are of one process, it is that process.
+    `runtime_calls` has each runtime call; `waits` marks calls that return when device work has ended: synchronising
+    calls, and copies whose call overlaps the copy or lasts until its end (if the copy is not in the trace, calls whose
+    name does not contain Async). A call that makes a stream wait does not block the host.
     """
     trace.once("device_work", _DEVICE_WORK)
     trace.once("runtime_calls", _RUNTIME_CALLS)
@@ -91,7 +91,7 @@ NAMED = f"""
         ) around USING (rank, trace_id, span_id)
     )
 """
-"""To put behind a table `within` of device work by rank, trace_id and span_id: with what the span of the host is."""
+"""SQL that follows a table `within` of device work by rank, trace_id and span_id, and adds the host span's columns."""
 
 _UNIONS = {
     "busy": "true",
@@ -104,14 +104,14 @@ _UNIONS = {
 
 
 def shares(*place: str) -> str:
-    """Return the table `shares`: of each window, how long which purposes of work ran on any stream, in nanoseconds.
+    """Return the SQL of `shares`: for each window, how long work of each purpose ran on any stream, in nanoseconds.
 
     Busy is computation, exposed communication (no computation runs) and exposed copies (nothing else runs) together.
-    In the order of starts, work adds to a union what lies after the latest end before it. All windows are laid behind
-    one another on one axis, which is swept once: the engine is slow at many small sweeps.
+    In order of start, work adds to a union the part that lies after the latest end before it. All windows are laid
+    one after another on one axis, which is swept once: the engine is slow at many small sweeps.
 
     Args:
-        place: columns of `device_work` that keep windows apart, the device for instance.
+        place: columns of `device_work` that distinguish windows, for example the device.
     """
     where = ", ".join(place)
     same = " AND ".join(f"windows.{name} IS NOT DISTINCT FROM work.{name}" for name in place)
@@ -159,4 +159,4 @@ TENSOR_TIMES = f"""
     100.0 * {_matrix_ns("tensor_cores = 'yes'")} / nullif({_matrix_ns("tensor_cores IS NOT NULL")}, 0)
         AS tensor_core_percent
 """
-"""Device time of matrix products, convolutions and attention by what names tell; null where there is none."""
+"""Device time of matrix products, convolutions and attention, by the use of tensor cores; null without such kernels."""

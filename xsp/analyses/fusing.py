@@ -7,8 +7,8 @@ log-softmax and does not count.
 
 Kernels of a replayed graph have no operators. There a product is batched if its grid has a third dimension, and the two
 around a softmax must have the same one (batch × heads), with nothing but elementwise kernels and copies between them: a
-softmax behind a linear layer is a router's or a classifier's. Libraries that put the batch into the first dimension
-(hipBLASLt) do not tell, and nothing is recognised.
+softmax after a linear layer belongs to a router or a classifier. Libraries that put the batch into the first grid
+dimension (hipBLASLt) do not show it, and attention is not recognised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EAGER, FUSED = "eager", "fused"
 PRODUCTS, SOFTMAX, BETWEEN, KERNELS = "products", "softmax", "between", "kernels"
 
 MOVES = ("elementwise", "copy")
-"""Of which kernels may stand between the products of attention where no operator is known."""
+"""Classes of kernels that may run between the products of attention where no operator is known."""
 
 FUSIBLE = ("elementwise", "copy", "normalisation", "reduction")
 """Classes of kernels that compute little for what they read and write."""
@@ -34,7 +34,7 @@ _LANE = "PARTITION BY rank, device, stream ORDER BY start_ns, span_id"
 _BLOCKS = "PARTITION BY rank, device, stream ORDER BY block"
 
 _ALIKE = "CASE WHEN product THEN CASE WHEN named THEN 0 ELSE batch END END"
-"""Of a block that begins with a product: what must be equal of two for them to be of one attention."""
+"""For a block that begins with a product: the value that two blocks of one attention must share."""
 
 _PARTS = f"""
     WITH named AS MATERIALIZED (
@@ -99,7 +99,7 @@ _PARTS = f"""
     ON members.rank = blocks.rank AND members.device IS NOT DISTINCT FROM blocks.device
        AND members.stream IS NOT DISTINCT FROM blocks.stream AND members.block = blocks.block
 """
-"""Every kernel with its class, its operator, and its part in attention; null where it has none."""
+"""Every kernel with its class, its operator, and its part in attention; null if it has none."""
 
 
 def _prepare(trace: Trace) -> None:
@@ -111,9 +111,9 @@ def _prepare(trace: Trace) -> None:
 def attention_by_form(trace: Trace) -> Table:
     """Device time of attention: fused kernels, and the products, softmax and other kernels of eager attention.
 
-    The softmax and the kernels between write and read the whole matrix of scores, which a fused kernel does not; the
-    arithmetic of the products remains. `class` is the class of the kernels in `kernel-classes`. The share is of the
-    time of all kernels and copies. docs/understand/device-time.md says how eager attention is recognised.
+    The softmax and the kernels between the products write and read the whole matrix of scores, which a fused kernel
+    does not; the arithmetic of the products remains. `class` is the class of the kernels in `kernel-classes`. The share
+    is of the time of all kernels and copies. docs/understand/device-time.md explains how eager attention is recognised.
     """
     _prepare(trace)
     return trace.sql(

@@ -30,18 +30,18 @@ from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
 LAUNCH_NS = 10_000
-"""How long a launch takes to reach an idle device: some 3 to 10 µs on today's machines. What begins so long after its
-launch has returned, or less, was launched late by all of the gap; a rest no longer than that is not told apart."""
+"""Nanoseconds in which a launch reaches an idle device: some 3 to 10 µs on today's machines. If work begins within this
+time after its launch has returned, the whole gap is before the launch: so short a remainder is not split off."""
 
 MOST = 0.5
-"""The share of a part of a gap that waiting for data, or a call, has to take to be its cause. An interval that takes
-half of another covers its middle, so one look-up there finds it."""
+"""The share of a part of a gap that a wait for data or a call must take to be its cause. An interval that takes half of
+another one covers its middle, so one look-up at the middle finds it."""
 
 AROUND = 4
-"""A span of the host that lasts longer than so many times the gap is where the gap happened, not what it was."""
+"""Length of a host span, in multiples of the gap, above which it only surrounds the gap and does not explain it."""
 
 LONGEST = 100
-"""As many parts of gaps are shown one by one."""
+"""Number of parts of gaps that are listed individually."""
 
 _CAUSES = f"""
     WITH ordered AS (
@@ -128,7 +128,7 @@ _CAUSES = f"""
                 WHEN cause = 'sync' THEN wait_to END AS call_to
     FROM told
 """
-"""Every part of a gap: since when, how long, how late the launch came that ended the gap, the cause, and the call."""
+"""Every part of a gap: its start, duration, delay of the launch that ended the gap, cause, and call responsible."""
 
 
 def _prepare(trace: Trace) -> None:
@@ -143,7 +143,7 @@ def idle_causes(trace: Trace) -> Table:
     A gap is divided at the launch of the work that ended it: before the launch the host is the cause, after it the work
     waited. The causes of a device add up to its idle time in `device-activity`. `call` is the call that the launching
     thread was in for most of the time of a cause, and `call_ms` is that idle time; both are null if no call covers half
-    of any gap. docs/understand/device-time.md has the rules.
+    of any gap. docs/understand/device-time.md explains the rules.
     """
     _prepare(trace)
     return trace.sql(

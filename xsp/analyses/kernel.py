@@ -2,9 +2,9 @@
 
 On a machine without a device, kernels are the self times of operators (see `xsp.store.views.kernels`), so they add up
 to the time of the outermost operators. Operations and memory traffic come from a hardware counter, else from the shapes
-of the operator's inputs; the columns `flops_source` and `bytes_source` say which. A value that neither has is null. The
-`…_known_percent` columns of a sum say for which share of the time of computing kernels the value is known; below
-`ENOUGH`, the arithmetic intensity and the throughput of the sum are null. Kernels that do none of the counted
+of the operator's inputs; the columns `flops_source` and `bytes_source` name the source. A value without a source is
+null. The `…_known_percent` columns of a sum are the share of the time of computing kernels for which the value is
+known; below `ENOUGH`, the arithmetic intensity and the throughput of the sum are null. Kernels without counted
 operations by the convention of `xsp.cost.flops` (element-wise work) count as known.
 """
 
@@ -19,51 +19,51 @@ from xsp.store.trace import Trace
 from xsp.store.views import LAYERS, NS, kernels
 
 # --- formulas ----------------------------------------------------------------------------------------------------
-# The formulas of XSP, section III-D, as SQL over whichever figures: of a kernel, of a sum, of a published table.
+# The formulas of XSP, section III-D, as SQL over any figures: those of a kernel, a sum, or a published table.
 #
-# Times are nanoseconds, so that operations over time are GFLOP/s and bytes over time GB/s.
+# Times are nanoseconds, so that operations over time are GFLOP/s and bytes over time are GB/s.
 
 
 def intensity(flops: str, read_bytes: str, write_bytes: str) -> str:
-    """Return operations per byte."""
+    """Return the SQL of operations per byte."""
     return f"({flops} / nullif({read_bytes} + {write_bytes}, 0)::DOUBLE)"
 
 
 def throughput(amount: str, ns: str) -> str:
-    """Return operations or bytes per nanosecond, which are GFLOP/s and GB/s."""
+    """Return the SQL of operations or bytes per nanosecond, which are GFLOP/s and GB/s."""
     return f"({amount} / nullif({ns}, 0)::DOUBLE)"
 
 
 def of_most(value: str, figure: str) -> str:
-    """Return the value of the row with the largest figure, the last in order of those that are equal; nulls are none.
+    """Return the SQL of the value in the row with the largest figure; among equal figures, of the largest value.
 
-    Without an order among equal rows each engine, and each number of threads, would pick its own.
+    Nulls are ignored. Without an order among equal rows, the result would depend on the engine and its threads.
     """
     return f"arg_max({value}, ({figure}, {value})) FILTER ({value} IS NOT NULL AND {figure} IS NOT NULL)"
 
 
 def memory_bound(flop_per_byte: str, ideal: str) -> str:
-    """Return whether memory bounds: the intensity is below the ideal one, the peak over the bandwidth."""
+    """Return the SQL of whether memory is the bound: the intensity is below the ideal one, peak over bandwidth."""
     return f"({flop_per_byte} < {ideal})"
 
 
 def attainable(flop_per_byte: str, peak_gflop_per_s: str, gbyte_per_s: str) -> str:
-    """Return the height of the roof at an intensity, in GFLOP/s; null where the intensity is."""
+    """Return the SQL of the height of the roof at an intensity, in GFLOP/s; null if the intensity is null."""
     return f"CASE WHEN {flop_per_byte} IS NOT NULL THEN least({peak_gflop_per_s}, {flop_per_byte} * {gbyte_per_s}) END"
 
 
 def occupancy(of_each: str, ns: str) -> str:
-    """Return the occupancy of several kernels: the mean by their time, over those whose occupancy is known."""
+    """Return the SQL of the occupancy of several kernels: the mean weighted by time, over known occupancies."""
     return f"(sum({ns} * {of_each}) / nullif(sum({ns}) FILTER ({of_each} IS NOT NULL), 0))"
 
 
 def share(part: str, whole: str) -> str:
-    """Return a part of a whole in percent."""
+    """Return the SQL of a part of a whole in percent."""
     return f"(100.0 * {part} / nullif({whole}, 0))"
 
 
 def roofs(ceiling: Ceiling | None) -> str:
-    """Return the table `roofs` to put behind WITH: peak and ideal intensity by precision; empty without a ceiling."""
+    """Return the SQL of `roofs` for a WITH clause: peak and ideal intensity by precision; empty without a ceiling."""
     kinds = sorted({*ceiling.precisions(), *PRECISIONS.values()}) if ceiling is not None else []
     rows = [
         f"('{kind}', {_or_null(ceiling.peak(kind))} / 1e9, {ceiling.bytes_per_s} / 1e9, "
@@ -83,18 +83,18 @@ def _or_null(value: float | None) -> str:
 
 
 ENOUGH = 90
-"""Percent of the time of kernels whose traffic (communication apart) or operations are known: below it their sum has
-no intensity, and no throughput."""
+"""Percent of the kernels' time with known traffic (communication excluded) or operations that the intensity and the
+throughput of a sum require."""
 
 HOST_NS = f"(SELECT max({NS}) FROM merged WHERE kind = '{Kind.STEP}')"
 MODEL_NS = f"""greatest({HOST_NS}, (
     SELECT max(start_ns + dur_ns) FILTER (level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}')
            - min(start_ns) FILTER (kind = '{Kind.STEP}') FROM merged))"""
-"""Latency of the model: of the step on the host, or until its last kernel has ended, where that is later."""
+"""Latency of the model: until the step has ended on the host, or until its last kernel has ended if that is later."""
 
 
 def ceiling(trace: Trace) -> Ceiling | None:
-    """Return the ceiling of what the trace's kernels ran on, or None where it is not known."""
+    """Return the ceiling of the device or host that ran the trace's kernels, or None if it is not known."""
     try:
         return ceilings.of_run(trace.run, trace.has(Level.KERNEL))
     except AnalysisError:
@@ -102,12 +102,12 @@ def ceiling(trace: Trace) -> Ceiling | None:
 
 
 def prepared(trace: Trace) -> str:
-    """Return the SQL, to put behind WITH, of `kernels` and of `roofs` over them."""
+    """Return the SQL of `kernels` and `roofs` for a WITH clause."""
     return f"{kernels(trace)}, {roofs(ceiling(trace))}"
 
 
 def summed(kind: str = "whole") -> str:
-    """Return the columns that sum up kernels; of which of `xsp.store.views.kernels`' shares, `kind` says."""
+    """Return the columns of a sum of kernels; `kind` selects the share of figures in `xsp.store.views.kernels`."""
     flops, read, write = (f"{kind}_{figure}" for figure in ("flops", "dram_read_bytes", "dram_write_bytes"))
     together = intensity(f"sum({flops}) FILTER ({read} IS NOT NULL)", f"sum({read})", f"sum({write})")
     moving = f"computes AND (NOT communication OR {read} IS NOT NULL)"
@@ -129,18 +129,18 @@ def summed(kind: str = "whole") -> str:
 
 
 GFLOP_PER_S = f"CASE WHEN flops_known_percent >= {ENOUGH} THEN {throughput('flops', 'ns')} END"
-"""Throughput of a sum of kernels; null where not enough of their operations is known."""
+"""Throughput of a sum of kernels; null if too few of their operations are known."""
 
 FIGURES = f"""
     flops, {GFLOP_PER_S} AS gflop_per_s, dram_read_bytes, dram_write_bytes, occupancy, flop_per_byte,
     {memory_bound("flop_per_byte", "ideal")} AS memory_bound, precision, flops_known_percent, bytes_known_percent
 """
-"""Columns of a sum of kernels that was joined with `roofs`."""
+"""Columns of a sum of kernels that is joined with `roofs`."""
 
 
 @analysis("A8", "Kernel information", Level.OP)
 def kernel_information(trace: Trace) -> Table:
-    """Each kernel call: name, layer, latency, operations, memory traffic, occupancy, and where these are known from.
+    """Each kernel call: name, layer, latency, operations, memory traffic, occupancy, and the sources of these figures.
 
     Without a device, a kernel is a primitive, or the self time of an operator: without the operators and primitives
     inside it. `library` is oneDNN for primitives, `device` for kernels of a GPU, and `unknown` for operators computed
@@ -169,12 +169,12 @@ def kernel_information(trace: Trace) -> Table:
 def kernels_by_name(trace: Trace) -> Table:
     """Kernels of the same name together: calls, time, its shares, throughput.
 
-    `latency_ms` is on all devices together, and `percent_of_kernel_time` its share of the time of all kernels.
-    `percent_of_wall` says in how much of the wall time, until the last kernel has ended, any of them ran: on a device,
-    and as a mean where there are several. There the rows of all together name no `device`, and those of each follow,
-    with shares of its own time. Without a device one row sums up what operators did beside work of their
-    own, `percent_of_host_time` is of the time of all rows, and of A15 `covered_percent` says what share of the
-    operators' time they hold.
+    `latency_ms` is the time on all devices together, and `percent_of_kernel_time` its share of the time of all kernels.
+    `percent_of_wall` is the share of the wall time, until the last kernel has ended, in which any of them ran; with
+    several devices it is a mean over them. With several devices, the rows of all devices together come first and name
+    no `device`; the rows of each device follow, with shares of its own time. Without a device, one row sums up the time
+    of operators that only call others, `percent_of_host_time` is a percentage of the time of all rows, and
+    `covered_percent` of A15 is the share of the operators' time that the rows hold.
     """
     named = "any_value(library) AS library"
     return _grouped(trace, "name", "name", named, "name", "latency_ms DESC, name", by_device=True, last="library, ")
@@ -190,7 +190,7 @@ def kernels_by_layer(trace: Trace) -> Table:
 def _grouped(
     trace: Trace, kind: str, group: str, made: str, shown: str, order: str, by_device: bool = False, last: str = ""
 ) -> Table:
-    """Return figures of kernels by group; by device, rows of all devices together come before those of each."""
+    """Return figures of kernels by group; by device, rows of all devices together precede the rows of each."""
     on_device, several = trace.has(Level.KERNEL), devices(trace) > 1 and by_device
     figures = f"{group}, {made}, {summed(kind)}, sum(apart_ns) AS apart_ns FROM spread"
     of_all = "NULL::INTEGER AS device, " if by_device else ""
@@ -211,10 +211,10 @@ def _grouped(
 
 
 def spread(trace: Trace, *group: str) -> str:
-    """Return the SQL of `spread`: `kernels` with `apart_ns`, the time in which none before it in its group ran.
+    """Return the SQL of `spread`: `kernels` with `apart_ns`, the time in which no earlier kernel of its group ran.
 
-    Of a group the sum is the time in which any of its kernels ran, on each device by itself. Kernels of the host are
-    taken to run one after the other.
+    The sum over a group is the time in which any of its kernels ran, for each device separately. Kernels of the host
+    are assumed to run one after the other.
     """
     if not trace.has(Level.KERNEL):
         return "spread AS (SELECT *, ns AS apart_ns FROM kernels)"
@@ -234,12 +234,12 @@ def spread(trace: Trace, *group: str) -> str:
 
 
 def wall(trace: Trace) -> str:
-    """Return the wall time that all devices together had: the model's latency, for each of them."""
+    """Return the SQL of the wall time of all devices together: the model's latency times the number of devices."""
     return f"({MODEL_NS} * {devices(trace)})"
 
 
 def devices(trace: Trace) -> int:
-    """Return on how many devices the kernels of the merged step ran; 1 without a device."""
+    """Return the number of devices on which the kernels of the merged step ran; 1 without a device."""
     ((found,),) = trace.con.execute(
         f"SELECT count(DISTINCT device) FROM merged WHERE level = {int(Level.KERNEL)}"
     ).fetchall()
@@ -319,8 +319,8 @@ _AT_WORK_ON_HOST = """
 
 
 def at_work(trace: Trace) -> str:
-    """Return the SQL of `at_work`: each layer in the forward pass with `kernel_ns`, in which its kernels ran, and
-    `other_ns`, the host's in which none of them did. To put behind `LAYERS` and `kernels`.
+    """Return the SQL of `at_work`, to follow `LAYERS` and `kernels`: each layer in the forward pass with `kernel_ns`,
+    the time in which its kernels ran, and `other_ns`, the host time in which none of them ran.
     """
     return _AT_WORK_ON_DEVICE if trace.has(Level.KERNEL) else _AT_WORK_ON_HOST
 

@@ -9,7 +9,7 @@ from xsp.store.trace import Trace
 
 _COST = "coalesce(sum(launch_dur_ns) FILTER (WHERE place = 1 AND NOT waits), 0)"
 _WAITED = "coalesce(sum(launch_dur_ns) FILTER (WHERE place = 1 AND waits), 0)"
-"""A copy whose call lasts until the copy is done is not a launch for most of that time: it waits."""
+"""The time of calls that copy and return when the copy is done: for most of that time they wait, and do not launch."""
 
 _LAUNCHED = f"""
     WITH launches AS (
@@ -36,8 +36,8 @@ def _prepare(trace: Trace) -> None:
 def launch_costs(trace: Trace) -> Table:
     """Launches of each device: their time on the host, the delay until kernels and copies begin, and how many wait.
 
-    `delay` is the time from the start of the launch to the start of the work on the device: the latency of a launch on
-    an idle device, the time in the queue on a busy one. `waiting` is the number of kernels and copies that were
+    `delay` is the time from the start of the launch to the start of the work on the device: the launch latency on an
+    idle device, the time in the queue on a busy one. `waiting` is the number of kernels and copies that were
     launched and had not begun: its mean over the time from the first launch to the last start, and its maximum. `short`
     counts kernels that took less time than the call that launched them. `blocking` counts copies whose call lasted
     until the copy was done; that time is `wait_ms`, and not a launch cost. Work without a launch in the trace, and work

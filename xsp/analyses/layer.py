@@ -18,10 +18,10 @@ from xsp.store.views import FULL_NAME, LAYERS, NS, kernels
 def layer_information(trace: Trace) -> Table:
     """Each executed layer: index, name, type, input shapes, latency on the host with its interval, memory.
 
-    `kernel_ms` is the time of the device's kernels that the layer itself launched in its forward pass; where the host
-    does not wait for them they are not in `latency_ms`, and A13 says more. `backward_ms` is the time of the backward
-    operators of the layer's own forward operators; null without the op level. Memory is MiB allocated by the layer
-    itself, null where no describing step was recorded.
+    `kernel_ms` is the time of the device kernels that the layer itself launched in its forward pass; if the host does
+    not wait for them, they are not in `latency_ms` (see A13). `backward_ms` is the time of the backward operators of
+    the layer's own forward operators; null without the op level. Memory is MiB allocated by the layer itself, null if
+    no describing step was recorded.
     """
     return trace.sql(
         f"""
@@ -49,7 +49,7 @@ _AROUND = f"""
         GROUP BY layer_id
     )
 """
-"""The backward operators and the device's kernels of each layer."""
+"""Times of the backward operators and of the device kernels of each layer."""
 
 
 @analysis("layers", "Layers by their own time on the host", Level.LAYER)
@@ -57,11 +57,11 @@ def layers(trace: Trace) -> Table:
     """The calls of each module together: their number in a step, and their times and memory, summed.
 
     A module is called several times in a step if gradients are accumulated over several batches, in a recurrent loop,
-    or if a model uses it twice. A2 has a row for each call. `percent_of_host_time` is of
-    the host's time in all layers together, which is the forward pass of the model; `host_self_ms` is without the layers
-    inside, `host_ms` with them. `kernel_ms` is device time of the forward pass. `modules` has the device's time, of all
-    instances together. `shape` is of the first call. If a program calls several models, the names of all but the first
-    begin with the model's class, so that layers of the same name stay apart.
+    or if a model uses it twice. A2 has a row for each call. `percent_of_host_time` is a percentage of the host's time
+    in all layers together, which is the forward pass of the model; `host_self_ms` excludes the layers inside, `host_ms`
+    includes them. `kernel_ms` is device time of the forward pass. `modules` has the device time of all instances
+    together. `shape` is that of the first call. If a program calls several models, the names in all but the first begin
+    with the model's class, so that layers of the same name are distinguished.
     """
     return trace.sql(
         f"""
@@ -98,7 +98,7 @@ def layer_memory(trace: Trace) -> Table:
 
 @analysis("A5", "Layer type distribution", Level.LAYER)
 def layer_types(trace: Trace) -> Table:
-    """How many layers there are of each type; only leaves count, since containers are made of them."""
+    """The number of layers of each type; only leaves count, since containers consist of them."""
     return trace.sql(
         f"""
         WITH {LAYERS}
@@ -110,7 +110,7 @@ def layer_types(trace: Trace) -> Table:
 
 @analysis("A6", "Host time by type of layer", Level.LAYER)
 def layer_latency_by_type(trace: Trace) -> Table:
-    """Self time on the host by type of layer; that of a container is the time between the calls of its children.
+    """Self time on the host by type of layer; for a container it is the time between the calls of its children.
 
     If a device works asynchronously, `module-classes` has the device time.
     """
@@ -119,7 +119,7 @@ def layer_latency_by_type(trace: Trace) -> Table:
 
 @analysis("A7", "Layer memory allocation by type", Level.LAYER)
 def layer_memory_by_type(trace: Trace) -> Table:
-    """MiB allocated by type of layer; a container's row is what it allocates by itself."""
+    """MiB allocated by type of layer; for a container, without the layers inside it."""
     return _by_type(trace, "sum(self_alloc_bytes) / 1048576", "alloc_mib", "percent_of_memory")
 
 
@@ -136,7 +136,7 @@ def _by_type(trace: Trace, metric: str, name: str, percent: str) -> Table:
 
 
 # --- stages ------------------------------------------------------------------------------------------------------
-# The stages of a model: its layers in three equal intervals by index, and which of them dominates what.
+# The stages of a model: its layers in three equal intervals by index, and which stage dominates which figure.
 #
 # XSP, section IV-A: where in a model its time, memory, operations and memory traffic go.
 
@@ -146,7 +146,7 @@ METRICS = ("latency_ms", "alloc_mib", "flops", "dram_bytes")
 
 
 def stage(place: str, count: str) -> str:
-    """Return the SQL of which third something at a place, counted from 0, of so many is in: 0, 1 or 2."""
+    """Return the SQL of the third (0, 1 or 2) in which a place lies, counted from 0, out of `count` places."""
     return f"(3 * {place} // {count})"
 
 
@@ -154,8 +154,8 @@ def stage(place: str, count: str) -> str:
 def stages(trace: Trace) -> Table:
     """Latency, allocated memory, operations and memory traffic of each third of the layers, by index.
 
-    Latency is that of A13, operations and traffic are those of A12; both are null without the op level. `dominates`
-    names the columns in which the stage has the most.
+    Latency is as in A13, operations and traffic are as in A12; the latter are null without the op level. `dominates`
+    names the columns in which the stage has the largest value.
     """
     most = ", ".join(f"CASE WHEN {name} > 0 AND {name} = max({name}) OVER () THEN '{name}' END" for name in METRICS)
     latency = "kernel_ns + other_ns" if trace.has(Level.KERNEL) or trace.has(Level.OP) else "self_ns"

@@ -1,8 +1,8 @@
-"""How far figures can be believed: the overhead ledger, measured = true + overhead, and what is missing or doubtful.
+"""How far figures can be trusted: the overhead ledger, measured = true + overhead, and what is missing or doubtful.
 
-Two independent measurements meet here. Leveled experimentation says what a level added to whole steps. The
-calibration says what one span of a collector costs on its own (`xsp.record.calibration`); times the number of spans
-it explains what should have been added. The residual is the difference: caches, memory, and chance.
+The ledger compares two independent measurements. Leveled experimentation measures what a level adds to whole steps. The
+calibration measures what one span of a collector costs on its own (`xsp.record.calibration`); this cost times the
+number of spans is the explained overhead. The residual is the difference: caches, memory, and chance.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _COLUMNS = {
 
 @analysis("ledger", "Overhead ledger", Level.MODEL)
 def ledger(trace: Trace) -> Table:
-    """The overhead of each rung: what it adds to a step, with its interval, per span, and beside the calibration.
+    """The overhead of each rung: what it adds to a step, with its interval, per span, and compared to the calibration.
 
     `deepest` is the level that the steps of a row record in addition to those of the row before; `rung` is the set of
-    recorded levels, see docs/understand/concepts.md. `added_percent` is of the step in the first row.
-    `ns_per_span` is null where the interval does not lie above 0, and `why_null` says so.
+    recorded levels, see docs/understand/concepts.md. `added_percent` is a percentage of the step in the first row.
+    `ns_per_span` is null if the interval does not lie above 0, and `why_null` has the reason.
     """
     rows: list[tuple[Any, ...]] = []
     rungs = trace.rungs
@@ -65,7 +65,7 @@ def ledger(trace: Trace) -> Table:
 
 
 def _no_cost_per_span(rung: Rung) -> str | None:
-    """Return why the cost of one span of a rung cannot be told; None if it can, or if nothing is added."""
+    """Return why the cost of one span of a rung is unknown; None if it is known, or if the rung adds nothing."""
     if rung.added_ns is None:
         return None
     if not rung.spans:
@@ -98,10 +98,10 @@ _SHARES = """
 
 @analysis("ledger-layers", "Overhead ledger by layer", Level.LAYER)
 def ledger_by_layer(trace: Trace) -> Table:
-    """For each layer: measured with all collectors on, true, and what the spans inside it explain.
+    """For each layer: time measured with all collectors on, true time, and overhead explained by the spans inside it.
 
-    The cost per span is the one that whole steps show; so over all layers together it explains the overhead,
-    and a layer's residual says by how much it differs from the average.
+    The cost per span is derived from whole steps, so it explains the overhead of all layers together, and the residual
+    of a layer is its difference from the average.
     """
     return trace.sql(
         f"""
@@ -114,7 +114,7 @@ def ledger_by_layer(trace: Trace) -> Table:
 
 @analysis("ledger-kinds", "Overhead ledger by kind of span", Level.MODEL)
 def ledger_by_kind(trace: Trace) -> Table:
-    """For each kind of span: how many there are, measured, true, overhead, explained, residual.
+    """For each kind of span: number of spans, measured time, true time, overhead, explained overhead, residual.
 
     Spans of one kind nest, so a sum can exceed the step.
     """
@@ -131,9 +131,9 @@ _FINDINGS = {"severity": "VARCHAR", "subject": "VARCHAR", "finding": "VARCHAR", 
 
 @analysis("health", "What is missing or doubtful")
 def health_findings(trace: Trace) -> Table:
-    """What is missing or doubtful in a trace, the most important first; see docs/understand/true-times.md.
+    """Findings on what is missing or doubtful in a trace, most important first; see docs/understand/true-times.md.
 
-    `best_grade` is the best grade that a trace can have of which the finding is true; the worst of them is its grade.
+    `best_grade` is the best grade that a trace with this finding can have; the worst of them is the trace's grade.
     """
     rows = [(str(each.severity), each.subject, each.text, each.best) for each in health(trace)]
     return values(trace, "findings", _FINDINGS, rows)

@@ -1,4 +1,4 @@
-"""The loop: what an iteration of the program takes, by kind of step, as it ran where nothing was recorded."""
+"""The loop: the time of an iteration of the program, by kind of step, from steps that were not recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
 
 FROM = ("steady", "bare", "after recorded ones")
-"""Which steps the figures of a row are from, by how much profiling may have disturbed them."""
+"""The steps that the figures of a row come from, in order of how much profiling may have disturbed them."""
 
 _COLUMNS = {
     "scope": "VARCHAR",
@@ -29,7 +29,7 @@ _COLUMNS = {
 
 
 def _unseen(trace: Trace) -> str | None:
-    """Return why nothing is known of the loop, or None."""
+    """Return why a trace has no loop, or None if it has one."""
     if trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
         return None
     return "which steps ran and the time between them are in runs of `xsp run` and xsp.profile alone"
@@ -39,15 +39,15 @@ def _unseen(trace: Trace) -> str | None:
 def program_loop(trace: Trace) -> Table:
     """The time of an iteration as the program really ran, by kind of step, from steps that were not recorded.
 
-    An iteration is a step and the time since the one before: waiting for data, moving it, logging. `percent_of_loop` is
-    of the wall time of the whole loop, `steps` are all that ran, `low_ms` and `high_ms` are of the iteration.
-    For a distributed program there is a row per rank, and one for the job, whose throughput is that of all ranks
-    together. `samples_from` is the source of the samples of a step: stated, the first dimension of its one input, or a
-    guess from several calls. `figures_from` names the steps that are used: steady ones ran as if nothing were recorded.
-    Times are null where no step ran bare, or only short ones right after recorded ones, which may take twice as long.
-    `page_faults` is the number of page faults per iteration that needed no disk, mostly for memory that the allocator
-    returned and allocates again; `system_ms` is the time of all threads in the operating system. Both are null if the
-    run did not count them.
+    An iteration is a step and the time since the previous step: waiting for data, moving it, logging. `percent_of_loop`
+    is a percentage of the wall time of the whole loop, `steps` the number of all steps that ran, `low_ms` and `high_ms`
+    the confidence interval of the iteration. A distributed program has a row per rank, and one for the job, whose
+    throughput is that of all ranks together. `samples_from` is the source of the number of samples: stated, the first
+    dimension of the step's one input, or a guess from several calls. `figures_from` names the steps used: steady steps
+    ran as if nothing were recorded. Times are null if no step ran without recording, or only short steps right after
+    recorded ones, which may take twice as long. `page_faults` is the number of page faults per iteration without disk
+    access, mostly for memory that the allocator returned and allocates again; `system_ms` is the time of all threads in
+    the operating system. Both are null if the run did not count them.
     """
     found = iterations(trace.con)
     several = len({each.rank for each in found}) > 1
@@ -68,7 +68,7 @@ NOT_NAMED, NOT_FOLLOWED = "other lines", "not followed: too many calls"
 
 
 def _unfollowed(trace: Trace) -> str | None:
-    """Return why no line is known that ran between steps, or None."""
+    """Return why a trace has no lines that ran between steps, or None if it has some."""
     if any(run.between is not None and run.between.gaps for run in trace.run.each_rank):
         return None
     if trace.run.imported is not None:
@@ -126,7 +126,7 @@ def _row(trace: Trace, each: Iteration, scope: str) -> tuple[Any, ...]:
 
 
 def _jobs(trace: Trace, found: list[Iteration]) -> Iterator[tuple[Any, ...]]:
-    """Yield the job's row of each kind that all ranks have: ranks wait for each other, so the slowest one tells."""
+    """Yield the job's row of each kind on all ranks, with the slowest rank's times: ranks wait for each other."""
     by_name: dict[str, list[Iteration]] = defaultdict(list)
     for each in found:
         said = _kind(trace, each)
@@ -144,7 +144,7 @@ def _jobs(trace: Trace, found: list[Iteration]) -> Iterator[tuple[Any, ...]]:
 
 
 def kinds_of(trace: Trace, rank: int) -> Mapping[int, StepKind]:
-    """Return what `run.json` says of the kinds of steps of a rank, by number."""
+    """Return the kinds of steps of a rank from `run.json`, by number."""
     own = next((run for run in trace.run.each_rank if (run.rank or 0) == rank), trace.run)
     return {each.kind: each for each in own.kinds}
 

@@ -1,9 +1,9 @@
-"""Memory in use over a step, by what allocated it, and memory that a step does not free.
+"""Memory in use over a step, by layer, and memory that a step does not free.
 
-There are two kinds of sources. Those that report each allocation and each deallocation (Kineto's `[memory]`) give spans
-of kind alloc, with negative bytes for deallocations, and often the totals of the allocator. Others report only what was
-allocated between the start and the end of a span (`alloc_bytes`); then deallocations are unknown, and the columns that
-need them are null.
+There are two kinds of sources. Some report each allocation and each deallocation (Kineto's `[memory]`) as spans of kind
+alloc, with negative bytes for deallocations, and often the totals of the allocator. Others report only the bytes that
+were allocated between the start and the end of a span (`alloc_bytes`); then deallocations are unknown, and the columns
+that need them are null.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _MEMORY_LEVELS = f"""
                 THEN lead(start_ns) OVER (PARTITION BY pool, address ORDER BY start_ns) END AS freed_ns
     FROM allocations
 """
-"""Each allocation and freeing: in which pool (null: the host's memory, else the device), how much was taken after it,
-and when the memory was freed; null where that is not in the trace."""
+"""Each allocation and deallocation: its pool (null: host memory, else the device), the bytes in use after it, and when
+the memory was freed (null if the trace does not show it)."""
 
 _STEP_COLUMNS = {
     "device": "INTEGER",
@@ -77,12 +77,12 @@ _STEP_COLUMNS = {
 
 
 class _Change(NamedTuple):
-    """An allocation or a freeing."""
+    """An allocation or a deallocation; times in nanoseconds."""
 
     at: int
     bytes: int
     level: int
-    """What is taken after it."""
+    """Bytes in use after it."""
     freed: int | None
     layer_id: str | None
     op: str | None
@@ -113,7 +113,7 @@ def _no_changes(trace: Trace) -> str | None:
 
 
 def _no_memory(trace: Trace) -> str | None:
-    """Return why a trace tells no memory of the merged step, neither changes nor what layers allocated, or None."""
+    """Return why a trace has neither memory changes nor layers' allocations in the merged step, or None if it does."""
     if _no_changes(trace) is None:
         return None
     query = f"SELECT 1 FROM ({_ALLOCATED}) LIMIT 1"
@@ -135,9 +135,9 @@ def memory_timeline(trace: Trace) -> Table:
     `growth_mib` is end minus start. `allocated_mib` is what a layer itself allocates (for the step and its calls: all
     allocations in that time), `left_mib` the part that is not freed before the end of the step, `live_at_peak_mib` the
     part that is in use at the peak of the step. `peak_layer` and `peak_op` were running at the peak of the row. A null
-    device is the memory of the host, unless `basis` says that it is that of several devices. `basis` is the source of
-    the figures: totals of the allocator, sums since the recording began (memory in use before is unknown), or
-    allocations alone (deallocations are unknown).
+    device stands for host memory, or for several devices if `basis` reports that. `basis` is the source of the figures:
+    totals of the allocator, sums since the recording began (memory in use before is unknown), or allocations alone
+    (deallocations are unknown).
     """
     pools = _changes(trace)
     if not pools:
@@ -153,7 +153,7 @@ def memory_steps(trace: Trace) -> Table:
     """Memory in use at the start, at the peak and at the end of each step, and memory that the step does not free.
 
     `left_mib` is what the step allocated and did not free before its end. If every step leaves memory, it is a leak; if
-    only the first does, it is often state (of an optimizer, a cache). A null device is the memory of the host.
+    only the first does, it is often state (of an optimizer, a cache). A null device stands for host memory.
     """
     trace.once("memory_levels", _MEMORY_LEVELS)
     rows = trace.con.execute(
@@ -190,7 +190,7 @@ _PLACES = f"""
 
 
 def _changes(trace: Trace) -> dict[int | None, list[_Change]]:
-    """Return the allocations and freeings of the merged step in the order of time, per pool."""
+    """Return the allocations and deallocations of the merged step in order of time, per pool."""
     trace.once("memory_levels", _MEMORY_LEVELS)
     rows = trace.con.execute(
         f"""
@@ -262,16 +262,16 @@ class _Pool:
         )
 
     def _held(self, taken: Sequence[_Change], at: int) -> float | None:
-        """Return how many MiB of what was taken are still there at a moment; null where no addresses tell."""
+        """Return the MiB of `taken` that are still allocated at a moment; None without addresses in the trace."""
         if not self.addressed:
             return None
         return sum(change.bytes for change in taken if change.freed is None or change.freed > at) / MIB
 
 
 def _allocations_alone(trace: Trace) -> Table:
-    """Return what each layer itself allocates, where nothing says what was freed.
+    """Return what each layer itself allocates, for a trace without deallocations.
 
-    On which devices, the step says; of several only the sum is known, and the column is null.
+    The step's attributes name the devices; for several devices only the sum is known, and `device` is null.
     """
     return trace.sql(
         f"""

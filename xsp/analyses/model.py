@@ -31,12 +31,12 @@ _COLUMNS = {
 
 @analysis("A1", "Model information", Level.MODEL)
 def model_information(trace: Trace) -> Table:
-    """Latency and throughput of a step, per batch size, and of the loop that it runs in.
+    """Latency and throughput per batch size, of a step and of the loop that it runs in.
 
     Latency (trimmed mean, its confidence interval, percentiles) comes from steady steps that were not recorded. If
     there are too few, or a device still works after the host's step has ended, it comes from steps with the model level
     only. For steps below 3 ms it comes from bare steps soon after a recorded one, which may take twice as long as
-    others: the interval is then extended down to half of it, and `health` says so.
+    others: the lower end of the interval is then halved, and `health` reports it.
     `samples_per_s` is batch size over latency, the throughput of the step alone. `loop_ms` is the time of an iteration
     as the program ran, including waiting for data and other time between steps (see `loop`); `loop_samples_per_s` is
     its throughput. Throughput is null if the batch size is unknown. The figures of the loop are null if there are only
@@ -69,7 +69,7 @@ _OfSize: TypeAlias = tuple[int | None, list[float], summary.Interval | None]
 
 
 def _bare(trace: Trace) -> list[_OfSize]:
-    """Return what bare steps take, by batch size: steady ones, else short ones; empty where they do not tell."""
+    """Return the times of bare steps by batch size: of steady steps, else of short ones; empty if there are neither."""
     steady = steady_steps(trace.con, trace.run)
     interval_of = bare_interval if steady else disturbed_interval
     by_size: dict[int | None, list[BareStep]] = defaultdict(list)
@@ -92,7 +92,7 @@ def _recorded(trace: Trace) -> list[_OfSize]:
 
 
 def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
-    """Return the loop's iteration in milliseconds, both ends of its interval, and its samples per second."""
+    """Return the time of the loop's iteration and both ends of its interval in milliseconds, and samples per second."""
     found = next((each for each in iterations(trace.con, batch) if each.kind == trace.kind), None)
     if found is None or found.mean_ns is None or not found.is_known:
         return (None, None, None, None)
@@ -111,13 +111,13 @@ def _source(trace: Trace) -> str | None:
 
 
 class Optimum(NamedTuple):
-    """The optimal batch size by each reading of the rule; None where it has none."""
+    """The optimal batch size by each reading of the rule; None if there is none."""
 
     first_plateau: int | None
     """The smallest size whose doubling gains at most 5 %: the rule as XSP's paper states it."""
 
     max_throughput: int | None
-    """The size of the highest throughput: what its figures follow."""
+    """The size of the highest throughput: the reading that the paper's figures follow."""
 
     within_target: int | None
     """The size of the highest throughput whose latency meets the target."""
@@ -127,19 +127,19 @@ def optimal_batch(sizes: Sequence[int], latencies_ms: Sequence[float], target_ms
     """Choose the optimal batch size of a sweep.
 
     XSP's rule, "where doubling it does not increase throughput by more than 5 %", and the sizes that XSP
-    reports differ where throughput goes on rising slowly: on its own Table VI the rule gives 64 (doubling to
+    reports differ if throughput continues to rise slowly: on its own Table VI the rule gives 64 (doubling to
     128 gains 3.6 %), and the paper reports 256, the size of the highest throughput. Both are returned.
 
     Args:
-        sizes: batch sizes, each about double the one before; in any order.
+        sizes: batch sizes, each about double the next smaller one; in any order.
         latencies_ms: latency of a step at each size, in milliseconds.
         target_ms: the longest latency that is acceptable.
 
     Returns:
-        The optimum by each reading; the target's is None without a target, or if no size meets it.
+        The optimum by each reading; `within_target` is None without a target, or if no size meets it.
 
     Raises:
-        AnalysisError: no sizes, or as many latencies are missing.
+        AnalysisError: there are no sizes, or not one latency per size.
     """
     if not sizes or len(sizes) != len(latencies_ms):
         raise AnalysisError("the optimal batch size needs at least one size, and a latency for each")
@@ -157,10 +157,10 @@ def optimal_batch(sizes: Sequence[int], latencies_ms: Sequence[float], target_ms
 
 
 def model_sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Table:
-    """Return A1's latency and throughput by batch size, and which size is optimal by which reading of the rule.
+    """Return A1's latency and throughput by batch size, and which size is optimal by each reading of the rule.
 
     Args:
-        traces: of one model; each may hold several batch sizes.
+        traces: traces of one model; each may hold several batch sizes.
         target_ms: the longest latency that is acceptable.
 
     Returns:
@@ -168,7 +168,7 @@ def model_sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Tabl
         `max_throughput` and `within_target`, which are true at one size each, or at none.
 
     Raises:
-        AnalysisError: no trace, or one without a timed step or a batch size.
+        AnalysisError: there is no trace, or a trace has no timed step or no batch size.
     """
     measured = "batch_size, latency_ms, low_ms, high_ms, samples_per_s"
     found = (row for trace in traces for row in model_information(trace).select(measured).fetchall())
@@ -189,10 +189,10 @@ def model_sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Tabl
 
 
 def model_roofline(traces: Sequence[Trace]) -> Table:
-    """Return A15's row of each trace, by batch size: the model's path under the roof.
+    """Return A15's row of each trace, by batch size: the model's points under the roof.
 
     Raises:
-        AnalysisError: no trace, or one that A15 refuses.
+        AnalysisError: there is no trace, or A15 refuses one.
     """
     if not traces:
         raise AnalysisError("a model roofline needs at least one trace")

@@ -1,8 +1,8 @@
-"""Time of modules by their path and by their class, over all instances: on the device, and beside it on the host.
+"""Time of modules by path and by class, over all instances, on the device and on the host.
 
-A path is that of a module in the model, with `*` in place of numbers: `layers.*.attn` holds the attention of every
-layer. Traces of torch.profiler name modules by class and instance (`Attention_3`), so there the path is made of the
-classes around it.
+A path is the name of a module in the model, with `*` in place of numbers: `layers.*.attn` stands for the attention of
+every layer. Traces of torch.profiler name modules by class and instance (`Attention_3`), so there the path consists of
+the class and the classes around it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xsp.store.trace import Trace
 from xsp.store.views import LAYERS, NS
 
 NO_MODULE = "(no module)"
-"""Name of the row of device work of no module: the optimizer's, the loss's, or where modules were not recorded."""
+"""Name of the row of device work outside modules: of the optimizer, of the loss, or where modules were not recorded."""
 
 _MADE = "module_chains"
 _CHAINS = [Column("layer_id", "VARCHAR", "a call of a module"), Column("chain", "BIGINT", "what is around it")]
@@ -39,28 +39,28 @@ PATHS = f"""
         WHERE grouped_by = '{_PATH}' AND own
     )
 """
-"""The path of each call of a module, for a trace that `make_paths` has seen."""
+"""SQL of the path of each module call, for a trace that `make_paths` has prepared."""
 
 Chain = tuple[tuple[str, str | None], ...]
-"""Path and class of a module's call and of those around it, the outermost first."""
+"""Path and class of a module call and of the calls around it, the outermost first."""
 
 
 @analysis("modules", "Modules by GPU time, else by host time", Level.LAYER)
 def modules_by_path(trace: Trace) -> Table:
-    """Modules of one path together, `layers.*.attn`: time on the device with what is inside them, and on the host.
+    """Modules of the same path together (`layers.*.attn`): device time including the modules inside, and host time.
 
-    Of one step. `device_ms` is the time of all kernels and copies that were launched inside the modules, forward and
-    backward, `self_device_ms` without those of the modules inside; the latter adds up to all device work, of which
-    `percent_of_device_time` and `self_percent_of_device_time` are. Device work of no module stands in a row of its own.
-    `host_ms` and `host_self_ms` are the host's time in the forward calls, and `percent_of_host_time` of that of all
-    modules. `modules` counts instances, `calls` their calls. Without a device the rows are by the host's time.
+    The figures are those of one step. `device_ms` is the time of all kernels and copies launched inside the modules,
+    forward and backward; `self_device_ms` excludes the modules inside and adds up to all device work, of which both
+    percentages of device time are. Device work outside every module has a row of its own. `host_ms` and `host_self_ms`
+    are host time in the forward calls, and `percent_of_host_time` is a percentage of that of all modules. `modules`
+    counts instances, `calls` their calls. Without a device, rows are sorted by host time.
     """
     return _grouped(trace, _PATH, {"path": "member", "type": "of_type"})
 
 
 @analysis("module-classes", "Classes of modules by GPU time, else by host time", Level.LAYER)
 def modules_by_class(trace: Trace) -> Table:
-    """Modules of one class together: time on the device with what is inside them, and on the host.
+    """Modules of the same class together: device time including the modules inside, and host time.
 
     Columns are those of `modules`. Work inside several nested modules of a class counts once.
     """
@@ -110,7 +110,7 @@ def _grouped(trace: Trace, by: str, of: Mapping[str, str]) -> Table:
 
 
 def make_paths(trace: Trace) -> None:
-    """Make the tables `module_chains` and `chain_members`, unless this trace has them."""
+    """Create the tables `module_chains` and `chain_members`, unless this trace already has them."""
     if trace.has_made(_MADE):
         return
     calls = trace.sql(
@@ -139,7 +139,7 @@ def make_paths(trace: Trace) -> None:
 
 
 def _members(chain: Chain, number: int) -> list[tuple[int, str, str | None, str, bool]]:
-    """Return what the call at the end of a chain counts for, each path and each class once."""
+    """Return the paths and classes that the call at the end of a chain counts for, each once."""
     path, kind = chain[-1]
     paths = dict.fromkeys(chain)
     classes = dict.fromkeys(each or "" for _, each in chain)
@@ -154,7 +154,7 @@ _INSTANCE = re.compile(r"_\d+$")
 
 
 def _path(name: str, kind: str | None, around: str | None, around_path: str | None) -> str:
-    """Return a module's path: its own name, if that is one already, else its class behind the path around it."""
+    """Return a module's path: its own name if that is a path already, else its class after the path around it."""
     instance = _is_instance(name, kind)
     own = _INSTANCE.sub("", name) if instance else _NUMBER.sub("*", name)
     whole = around_path is None or around is None or (not instance and (name.startswith(f"{around}.") or "." in name))
@@ -162,5 +162,5 @@ def _path(name: str, kind: str | None, around: str | None, around_path: str | No
 
 
 def _is_instance(name: str, kind: str | None) -> bool:
-    """Return whether a name is a class with a number, as Kineto gives it."""
+    """Return whether a name is a class with a number, as in Kineto's traces."""
     return kind is not None and _INSTANCE.sub("", name) == kind and name != kind

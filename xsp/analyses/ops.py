@@ -1,4 +1,4 @@
-"""Operators by the time of what they launched on a device, beside what they took themselves on the host."""
+"""Operators by the time of the device work that they launched, and by their own time on the host."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from xsp.store.trace import Trace
 from xsp.store.views import NS
 
 NO_OPERATOR = "(no operator)"
-"""Name of the row of device work that no operator in the trace launched: replayed graphs, work cut off from its
-launch, kernels that a program launches by itself."""
+"""Name of the row of device work that no operator in the trace launched: replayed graphs, work whose launch is missing,
+kernels that a program launches directly."""
 
 _DTYPE = f"""CASE {" ".join(f"WHEN dtype = '{dtype}' THEN '{kind}'" for dtype, kind in PRECISIONS.items())}
     WHEN dtype NOT LIKE '%List' THEN dtype END"""
-"""Element type of an operator's first tensor; of a list of tensors it is not known."""
+"""Element type of an operator's first tensor; unknown for a list of tensors."""
 
 
 def _known(figure: str) -> str:
-    """Return the sum of a figure of kernels where all of them have it."""
+    """Return the SQL of the sum of a figure over kernels; null unless all of them have it."""
     return f"CASE WHEN count({figure}) = count(kernels.span_id) THEN sum({figure}) END"
 
 
@@ -38,11 +38,11 @@ _LAUNCHED = f"""
 
 
 def _spent_on(device: str, groups: str) -> str:
-    """Return the SQL of what each caller's work took: rates are of kernels alone, since a copy's speed is the link's.
+    """Return the SQL of each caller's device time; rates are of kernels alone, since a copy's speed is the link's.
 
     Args:
-        device: whose time it is; null is that of all.
-        groups: what there is a row for.
+        device: SQL of the device of a row; null for all devices together.
+        groups: columns to group by.
     """
     return f"""
         SELECT {device} AS device, caller_id, sum(launched.ns)::DOUBLE AS device_ns,
@@ -56,7 +56,7 @@ def _spent_on(device: str, groups: str) -> str:
 
 
 def _on_device(several: bool) -> str:
-    """Return the SQL of `spent`: on all devices together, and where there are several on each as well."""
+    """Return the SQL of `spent`: on all devices together, and, with several devices, also on each."""
     each = f"UNION ALL {_spent_on('launched.device', 'launched.device, caller_id')}" if several else ""
     return f"{_LAUNCHED}, spent AS ({_spent_on('NULL::INTEGER', 'caller_id')} {each})"
 
@@ -73,7 +73,7 @@ _ON_HOST = f"""
 
 
 def _rate(amount: str, name: str) -> str:
-    """Return the columns of a rate in 10^12 a second: of all calls together, of the slowest and of the fastest."""
+    """Return the columns of a rate in 10^12 per second: of all calls together, of the slowest and of the fastest."""
     each = throughput(amount, "work_ns")
     return f"""
         {throughput(f"sum({amount})", f"sum(work_ns) FILTER ({amount} IS NOT NULL)")} / 1e3 AS {name}_per_s,
@@ -101,33 +101,32 @@ _OF_RATES = f"""
     tb_per_s, flop_per_byte, {memory_bound("flop_per_byte", "ideal")} AS memory_bound, precision,
     least_tflop_per_s, most_tflop_per_s, least_tb_per_s, most_tb_per_s
 """
-"""Columns; those that matter most come first, since the last ones go where there is no room. On a host those are what
-tells one row from another, since the same few names occur in all phases and with many shapes."""
+"""Columns of rates. The most important columns of the table come first, since the last ones are dropped if there is no
+room. On a host they are those that distinguish rows: the same few names occur in all phases and with many shapes."""
 
 
 @analysis("ops", "Operators by GPU time, else by host time", Level.OP)
 def operators(trace: Trace) -> Table:
-    """Operators of one name, shapes, element type and phase together: time on the device, rates, time on the host.
+    """Operators of the same name, shapes, element type and phase together: device time, rates, host time.
 
     The figures are those of one step, with true times where they are known. `device_ms` is the time of the kernels and
     copies that the operator itself launched, and `percent_of_device_time` its share of all device work, so that the
-    rows add up to 100 %. With several GPUs, the rows of all together name no `device`; those of each follow, with
-    shares of its own time, the calls that launched work on it, and nothing of the host. Work that no operator of the
-    trace launched (replayed graphs, for instance) has a row, `(no operator)`; work that a library launched outside of
-    every operator is listed under the call of the library. `dtype` is that of the first tensor.
+    rows add up to 100 %. With several GPUs, the rows of all GPUs together name no `device`; the rows of each GPU
+    follow, with shares of its own time and the calls that launched work on it, without host time. Work that no operator
+    of the trace launched (replayed graphs, for instance) is in the row `(no operator)`; work that a library launched
+    outside every operator is listed under the call of the library. `dtype` is that of the first tensor.
 
     `tflop_per_s` and `tb_per_s` are of the kernels of all calls together, over the time of those whose operations and
-    bytes are known; `least_` and `most_` are of the slowest and the fastest call. `roof_percent` is their
-    share of the roof at this arithmetic intensity; if only the bytes are known, of the bandwidth. Bytes that follow
-    from shapes may have come from a cache, which gives more than 100 %.
+    bytes are known; `least_` and `most_` are of the slowest and the fastest call. `roof_percent` is their share of the
+    roof at this arithmetic intensity or, if only the bytes are known, of the bandwidth. Bytes derived from shapes may
+    have come from a cache, which gives more than 100 %.
 
     `host_self_ms` is the operator's time on the host without the operators inside, as in
     `key_averages(group_by_input_shape=True)` of torch.profiler; it adds up to the time of the outermost operators, and
     `percent_of_host_time` is a percentage of that sum. Primitives of a library inside an operator are included.
-    `host_ms` is of the whole calls. An operator that does nothing but call another of its name counts once. Without
-    a device the columns of device time are null, rates are over `host_self_ms`, and that is what the rows are
-    sorted by. `flops` are those of the operators themselves, all calls together. Shapes are null where no step was
-    described.
+    `host_ms` is the time of the whole calls. An operator that only calls another operator of its name counts once.
+    Without a device, the columns of device time are null, and rates are over `host_self_ms`, by which the rows are
+    sorted. `flops` are those of the operators themselves, over all calls. Shapes are null if no step was described.
     """
     selftimes.make(trace)
     on_device = trace.has(Level.KERNEL)

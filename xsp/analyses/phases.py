@@ -1,7 +1,7 @@
-"""Where a step's time goes, asked first: forward, backward, optimizer, waiting for data, and what is left.
+"""Where a step's time goes, the first question: forward, backward, optimizer, waiting for data, and the rest.
 
 Phases nest (the closure of an optimizer runs forward and backward), and calls on several threads run at the same time.
-Each instant counts once: for the call that began last among those that are running.
+Each instant counts once: for the running call that began last.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Interval(NamedTuple):
     start_ns: int
     end_ns: int
     ns: float
-    """Its true duration, as far as it is known."""
+    """Its true duration if known, else the recorded one."""
 
 
 def each_once(intervals: Iterable[Interval]) -> dict[str, float]:
-    """Return the time of each phase in nanoseconds, each instant counted for the innermost call alone.
+    """Return the time of each phase in nanoseconds; each instant counts for the innermost call only.
 
-    Calls on one thread nest, so what is inside a call is taken off its true duration. Of calls on several threads that
-    run at once, the one that began last has the time.
+    Calls on one thread nest, so the true durations of inner calls are subtracted from that of the outer call. Among
+    calls that run at once on several threads, the time counts for the call that began last.
     """
     ordered = sorted(intervals, key=lambda each: (each.start_ns, -each.end_ns))
     own_ns = [each.ns for each in ordered]
@@ -75,7 +75,7 @@ def each_once(intervals: Iterable[Interval]) -> dict[str, float]:
 
 
 def _won(ordered: Sequence[Interval]) -> dict[int, int]:
-    """Return, by place, the nanoseconds in which an interval is the one that began last of those under way."""
+    """Return, by place, the nanoseconds in which an interval is the running one that began last."""
     marks = sorted(
         [(each.start_ns, 1, place) for place, each in enumerate(ordered)]
         + [(each.end_ns, 0, place) for place, each in enumerate(ordered) if each.end_ns > each.start_ns]
@@ -106,14 +106,14 @@ _COLUMNS = {
 def phases(trace: Trace) -> Table:
     """Where the time goes: forward, backward, optimizer, waiting for data, the rest of the step, and between steps.
 
-    Each instant counts once, for the innermost call: forward and backward inside an optimizer's closure are not the
-    optimizer's. Several calls in a step (gradient accumulation) are summed. `rest of the step` is the time in no phase:
+    Each instant counts once, for the innermost call: forward and backward inside an optimizer's closure do not count as
+    optimizer. Several calls in a step (gradient accumulation) are summed. `rest of the step` is the time in no phase:
     Python, moving data, losses outside the model, waiting for a device. `data` is waiting for the data loader, before
     the step or in it.
 
-    `percent_of_iteration` is a percentage of the last row: a step and the time before it, as the program runs where
+    `percent_of_iteration` is a percentage of the last row: a step and the time before it, as the program runs when
     nothing is recorded. If the trace has no loop, that is the step and the waits for its data, and `between steps` is
-    null. The shares of the phases in a step come from recorded steps, the duration of the step from the loop. Where the
+    null. The shares of the phases in a step come from recorded steps, the duration of the step from the loop. If the
     recorded phases took longer than a recorded step, as in ranks that wait for each other, they share the step.
     `device_busy_ms` is the time in which a device ran work that the phase launched. `told_by` is the source of a
     phase: calls of the model level, or, in traces of other profilers, the outermost layers or operators.
@@ -133,15 +133,15 @@ def phases(trace: Trace) -> Table:
         took |= {BETWEEN: loop.between_ns, ITERATION: loop.mean_ns}
         recorded_ns = next((rung.step_ns for rung in trace.rungs if rung.level >= Level.MODEL), None)
         computing = {phase: took.get(phase) or 0.0 for phase in (FORWARD, BACKWARD, OPTIMIZER) if phase in took}
-        # the phases are true times of the merged step, which differ from what a step took at one rung: ranks that wait
-        # for each other wait in backward, as long as the slowest one records
+        # the phases are true times of the merged step, which differ from the time of a step at one rung: ranks that
+        # wait for each other wait in backward while the slowest one records
         whole_ns = max(recorded_ns or step_ns, sum(computing.values()))
-        if whole_ns and loop.step_ns:  # recorded steps tell the shares, those that ran bare how long a step is
+        if whole_ns and loop.step_ns:  # the shares come from recorded steps, the duration of a step from bare ones
             took |= {phase: ns * loop.step_ns / whole_ns for phase, ns in computing.items()}
-        if loop.data_ns or DATA in told:  # of a program without a data loader nothing is known of its waits
+        if loop.data_ns or DATA in told:  # without a data loader, waits for data are unknown
             took[DATA], told[DATA] = loop.data_ns, LOOP
         left_ns = loop.mean_ns - sum(took.get(each) or 0.0 for each in (*_PHASES_MS, BETWEEN))
-        took[REST] = left_ns if left_ns >= 0.5 else 0.0  # what rounding leaves is nothing
+        took[REST] = left_ns if left_ns >= 0.5 else 0.0  # drop rounding errors
         told |= {BETWEEN: LOOP, ITERATION: LOOP}
     calls, busy = Counter(each.phase for each in intervals), _busy_ns(trace, told)
     rows = [
@@ -152,11 +152,11 @@ def phases(trace: Trace) -> Table:
 
 
 def _step(trace: Trace) -> tuple[int, int, float]:
-    """Return when the merged step begins and ends, and its true duration."""
+    """Return the start, the end and the true duration of the merged step, in nanoseconds."""
     rows = trace.sql(
         f"SELECT start_ns, start_ns + dur_ns, {NS}::DOUBLE FROM merged WHERE kind = '{Kind.STEP}' ORDER BY start_ns"
     ).fetchall()
-    if not rows:  # what another profiler recorded, without a word on steps
+    if not rows:  # a trace of another profiler, without steps
         rows = trace.sql(
             f"SELECT min(start_ns), max(start_ns + dur_ns), (max(start_ns + dur_ns) - min(start_ns))::DOUBLE "
             f"FROM merged WHERE device IS NULL AND level >= {int(Level.MODEL)}"
@@ -166,7 +166,7 @@ def _step(trace: Trace) -> tuple[int, int, float]:
 
 
 def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
-    """Return the phases of the merged step, and what tells each of them."""
+    """Return the phases of the merged step, and the source of each phase."""
     kinds = ", ".join(f"'{each}'" for each in (FORWARD, BACKWARD, OPTIMIZER, DATA))
     found = _intervals(trace, f"SELECT kind, thread, {_TIMES} FROM merged WHERE kind IN ({kinds})")
     told = {each.phase: CALLS for each in found}
@@ -196,9 +196,9 @@ _TIMES = f"start_ns, start_ns + dur_ns, {NS}::DOUBLE"
 
 
 def _told(trace: Trace, told: dict[str, str], what: tuple[str, str], query: str) -> list[Interval]:
-    """Return the intervals of a query, and note by what they are told, if there are any.
+    """Return the intervals of a query, and note their source in `told` if there are any.
 
-    What runs inside the data loader's call, as operators that make a batch without workers, is waiting for data.
+    Intervals in a call of the data loader (operators that make a batch without workers) are `data`, and left out here.
     """
     data = f"FROM merged loader WHERE loader.kind = '{DATA}' AND loader.thread IS NOT DISTINCT FROM given.thread"
     found = _intervals(
@@ -217,7 +217,7 @@ def _intervals(trace: Trace, query: str) -> list[Interval]:
 
 
 def _busy_ns(trace: Trace, told: dict[str, str]) -> dict[str, float]:
-    """Return, by phase, the time in which at least one kernel or copy ran that it launched; empty without a device."""
+    """Return, by phase, the time in which at least one kernel or copy of the phase ran; empty without a device."""
     if not trace.has(Level.KERNEL):
         return {}
     other = FORWARD if told.get(FORWARD) not in (None, CALLS) else REST
@@ -259,12 +259,12 @@ _OVER_TIME = {
 
 @analysis("phases-over-time", "Phases over the run", Level.MODEL)
 def phases_over_time(trace: Trace) -> Table:
-    """The phases of the steps in each tenth of the run, which shows a drift.
+    """The phases of the steps in each tenth of the run, to show a drift.
 
     `iteration_ms`, `data_ms` and `between_ms` are means over the steps of the part that were not recorded, if the run
     has a loop. The others are means over its recorded steps with the model level only, as recorded; they are null if a
-    part has none. A phase without a call of the model level is null, and its time is in the rest. `at_s` is the
-    beginning of the part, from the first step on.
+    part has none. A phase without a call of the model level is null, and its time is in the rest. `at_s` is the start
+    of the part relative to the first step.
     """
     steps = _recorded(trace)
     seen = {phase for each in steps for phase in each.phases}
@@ -295,7 +295,7 @@ def phases_over_time(trace: Trace) -> Table:
 
 
 class _Part(NamedTuple):
-    """A part of the run: its first and last step, when it begins, how many steps ran, and the means of its loop."""
+    """A part of the run: its first and last step, start, number of steps, and the means of its loop."""
 
     first: int
     last: int
@@ -307,7 +307,7 @@ class _Part(NamedTuple):
 
 
 def _parts_of_loop(trace: Trace) -> list[_Part]:
-    """Return the parts of a run that tells its loop; none elsewhere."""
+    """Return the parts of a run that has a loop; empty for other runs."""
     rows = trace.con.execute(
         f"""
         WITH {UNDISTURBED}, cut AS (
@@ -333,20 +333,20 @@ def _parts_of_loop(trace: Trace) -> list[_Part]:
 
 
 def _parts_of(steps: Sequence[_Recorded]) -> list[_Part]:
-    """Return the parts of a run of which nothing but the recorded steps is known."""
+    """Return the parts of a run without a loop, from its recorded steps alone."""
     count = min(PARTS, len(steps))
     cut = [steps[part * len(steps) // count : (part + 1) * len(steps) // count] for part in range(count)]
     return [_Part(those[0].step, those[-1].step, those[0].start_ns, len(those)) for those in cut]
 
 
 def _mean(nanoseconds: Iterable[float]) -> float | None:
-    """Return a trimmed mean in milliseconds; None of nothing."""
+    """Return the trimmed mean in milliseconds; None without values."""
     found = list(nanoseconds)
     return summary.trimmed_mean(found) / 1e6 if found else None
 
 
 class _Recorded(NamedTuple):
-    """A recorded step: its number, when it began, what it took, and its phases in nanoseconds."""
+    """A recorded step: its number, start, duration, and the time of each phase, in nanoseconds."""
 
     step: int
     start_ns: int
@@ -356,7 +356,7 @@ class _Recorded(NamedTuple):
 
 
 def _recorded(trace: Trace) -> list[_Recorded]:
-    """Return the timed steps in which nothing deeper than the model level was on, in their order."""
+    """Return the timed steps that recorded nothing deeper than the model level, in order."""
     own = own_rung(Level.MODEL, trace.rungs)
     rows = trace.sql(
         f"""

@@ -2,7 +2,7 @@
 
 A collective is matched across ranks by its id (communicator and number). If the source has no ids, the n-th collective
 of a name on one rank is the n-th of that name on the others, provided that all ranks have the same number of them and
-their ends then agree; otherwise the analysis refuses. Clocks are aligned by the ends (`align`).
+their ends then agree; otherwise the analysis raises an error. Clocks are aligned by the ends (`align`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANKS = "SELECT DISTINCT rank FROM spans WHERE rank IS NOT NULL ORDER BY rank"
 
 
 def _why_no_ranks(trace: Trace) -> str | None:
-    """Return why ranks cannot be held against each other, or None."""
+    """Return why ranks cannot be compared, or None if they can."""
     reason = why_none(trace)
     if reason is None and len(trace.con.execute(_RANKS).fetchall()) < 2:
         return f"compares ranks, and {trace.name!r} holds one; load the directory that holds all of them"
@@ -53,9 +53,9 @@ _MATCHED = f"""
 def collective_skew(trace: Trace) -> Table:
     """Each collective of several ranks: which rank arrived first, which last, and how long the others waited.
 
-    `arrivals_us` is when each rank arrived, relative to the first; `skew_us` when the last one did. `transfer_us` is
-    the shortest time that any rank spent in it, which is that of the last to arrive: the time of the collective itself.
-    `certain` says that the skew is larger than the uncertainty of the clocks. Longest skew first.
+    `arrivals_us` is the arrival of each rank relative to the first one; `skew_us` is that of the last. `transfer_us` is
+    the shortest time that any rank spent in the collective, which is that of the last to arrive: the time of the
+    transfer itself. `certain` is true if the skew is larger than the uncertainty of the clocks. Longest skew first.
     """
     return trace.sql(
         f"""
@@ -70,7 +70,7 @@ def collective_skew(trace: Trace) -> Table:
 
 @analysis("stragglers", "Who waits for whom", Level.MODEL, unless=_why_no_ranks, everywhere=True)
 def collective_waiting(trace: Trace) -> Table:
-    """Each rank: how often it arrived last at a collective, how long the others then waited, how long it waited itself.
+    """Each rank: how often it was last at a collective, how long the others then waited, and how long it waited itself.
 
     `clock_offset_us` was subtracted from the times of the rank, to place them on the clock of the lowest rank.
     `last_for_certain` counts skews that are larger than the uncertainty of the clocks. Collectives that were not found
@@ -99,9 +99,9 @@ def collective_waiting(trace: Trace) -> Table:
 
 
 def _aligned(trace: Trace, identity: str) -> str:
-    """Return the tables `arrived` (a rank and collective) and `shared` (a collective), on one clock.
+    """Return the SQL of `arrived` (per rank and collective) and `shared` (per collective), on one clock.
 
-    Arrivals are counted from the first one: six ranks' nanoseconds since the epoch add up to more than 64 bits hold.
+    Arrivals are relative to the first one: the sum of six ranks' nanoseconds since the epoch overflows 64 bits.
     """
     clocks, by_id = _clocks(trace, identity)
     rows = ", ".join(f"({rank}, {clock.offset_ns}, {clock.uncertainty_ns})" for rank, clock in clocks.items())
@@ -135,7 +135,7 @@ def _aligned(trace: Trace, identity: str) -> str:
 
 
 def _clocks(trace: Trace, identity: str) -> tuple[dict[int, Clock], bool]:
-    """Return the clocks of the ranks that share collectives, and whether those are known by their ids."""
+    """Return the clocks of the ranks that share collectives, and whether collectives are matched by ids."""
     prepare(trace)
     ranks = [rank for (rank,) in trace.con.execute(_RANKS).fetchall()]
     by_id = _has_ids(trace, identity)
@@ -155,7 +155,7 @@ def _has_ids(trace: Trace, identity: str) -> bool:
     """Return whether collectives carry ids that ranks share.
 
     Raises:
-        AnalysisError: they carry none, and the ranks hold different numbers of them.
+        AnalysisError: collectives have no ids, and the ranks have different numbers of them.
     """
     shared = trace.con.execute(f"WITH {_MATCHED.format(by_id=True)} SELECT count(*) FROM matched").fetchall()[0][0]
     if shared:
@@ -180,8 +180,8 @@ def _has_ids(trace: Trace, identity: str) -> bool:
 
 
 def _differences(trace: Trace, by_id: bool) -> tuple[list[Difference], float]:
-    """Return how far apart clocks are, each rank's against that of the first rank of its collectives, and how
-    long a collective lasts, in nanoseconds."""
+    """Return the clock difference between each rank and the lowest rank of its collectives, and the longest of their
+    median durations, in nanoseconds."""
     rows = trace.con.execute(
         f"""
         WITH {_MATCHED.format(by_id=by_id)},
@@ -200,12 +200,12 @@ def _differences(trace: Trace, by_id: bool) -> tuple[list[Difference], float]:
 
 
 # --- alignment ---------------------------------------------------------------------------------------------------
-# Clocks of several ranks brought together, by what ends on all of them at once.
+# Alignment of the clocks of several ranks, by collectives that end on all of them at once.
 #
 # A collective that all ranks take part in (all-reduce, all-gather …) cannot end on one rank before the last one has
-# come, and ends on all of them within some microseconds. So the difference between two clocks is the median
-# difference between the ends of the collectives that both ranks saw; half the width of the middle 90 % of these
-# differences is how uncertain it is.
+# arrived, and ends on all of them within some microseconds. So the difference between two clocks is the median
+# difference between the ends of the collectives that both ranks recorded; half the width of the middle 90 % of these
+# differences is its uncertainty.
 
 
 class Difference(NamedTuple):
@@ -218,21 +218,21 @@ class Difference(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """What to take from the times of a rank to place them on the clock of the lowest rank, in nanoseconds."""
+    """The offset to subtract from a rank's times to place them on the lowest rank's clock, in nanoseconds."""
 
     offset_ns: float
     uncertainty_ns: float
 
 
 def align(ranks: Iterable[int], differences: Iterable[Difference]) -> dict[int, Clock]:
-    """Return the clock of each rank against the lowest one's, over the most certain differences between them.
+    """Return the clock of each rank relative to the lowest rank's, along the most certain differences.
 
     Args:
-        ranks: all of them.
-        differences: between pairs; a rank that is compared with no other in reach of the lowest one stays out.
+        ranks: all ranks.
+        differences: differences between pairs; a rank without a chain of pairs to the lowest rank is left out.
 
     Returns:
-        Rank → clock. Uncertainties add up along the way from the lowest rank.
+        Rank → clock. Uncertainties add up along the chain from the lowest rank.
     """
     beside: dict[int, list[Difference]] = {rank: [] for rank in ranks}
     for each in differences:

@@ -2,7 +2,7 @@
 
 The roof is the peak of the device in the precision of the work, and its memory bandwidth: quoted from `devices.toml`,
 or measured (see `xsp.device.ceilings`). Work whose element type is stated neither by its operator nor by the name of
-its kernel has no peak; its share of the bandwidth is known all the same.
+its kernel has no peak; its share of the bandwidth is still known.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from xsp.store.views import WHOLE_NS, kernels
 
 
 def _without_a_point(trace: Trace) -> str | None:
-    """Return why no kernel of a trace can stand under a roof."""
+    """Return why no kernel of a trace has a point under a roof, or None if one has."""
     try:
         ceilings.of_run(trace.run, trace.has(Level.KERNEL))
     except AnalysisError as error:
@@ -88,8 +88,8 @@ def kernel_roofline(trace: Trace) -> Table:
 def layer_roofline(trace: Trace) -> Table:
     """Arithmetic intensity and throughput of the kernels of each layer together, and the roof at that intensity.
 
-    The precision is that of the layer's largest operation, null where that is not known. Throughput is null where less
-    than 90 % of the time of the layer's kernels has known operations (`flops_known_percent`).
+    The precision is that of the layer's largest operation, null if that is unknown. Throughput is null if less than
+    90 % of the time of the layer's kernels has known operations (`flops_known_percent`).
     """
     return trace.sql(
         f"""
@@ -112,10 +112,10 @@ def layer_roofline(trace: Trace) -> Table:
 def kernels_by_model(trace: Trace) -> Table:
     """All kernels of the model together: time, operations, memory traffic, and whether memory bounds the model.
 
-    `latency_ms` lasts from the start of the step to the end of its last kernel, `host_ms` is the step's on the host.
-    `kernel_ms` adds up the kernels of a device, `kernel_percent_of_wall` is the share of `latency_ms` in which any of
-    them ran: XSP's GPU latency percentage. With several devices both are means. Over the runs of a sweep this is the
-    model roofline, see `xsp.analyses.model_roofline`.
+    `latency_ms` is the time from the start of the step to the end of its last kernel, `host_ms` the step's time on the
+    host. `kernel_ms` is the sum over the kernels of a device, `kernel_percent_of_wall` the share of `latency_ms` in
+    which any of them ran: XSP's GPU latency percentage. With several devices both are means. Over the runs of a sweep
+    this is the model roofline, see `xsp.analyses.model_roofline`.
 
     Without a device, `operators_ms` is the time of the outermost operators, and `covered_percent` the kernels' sum in
     percent of it: 100, or more if primitives ran at the same time. The rest of the step is Python and waiting.

@@ -1,6 +1,6 @@
-"""Power, clocks, memory and use while the steps ran, and when clocks were held down.
+"""Power, clocks, memory and utilisation while the steps ran, and times of reduced clocks.
 
-A reading is the value at one moment; values between two readings are unknown. Where a table has durations, a reading
+A reading is the value at one moment; values between two readings are unknown. In tables with durations, a reading
 counts for the time until the next one.
 """
 
@@ -14,7 +14,7 @@ from xsp.schema import Kind
 from xsp.store.trace import Trace
 
 POINTS = 300
-"""Points of a figure's line over the run; more readings than that are averaged."""
+"""Number of points of a quantity over the run; if there are more readings, they are averaged."""
 
 STEPS_NAMED = 10
 
@@ -37,11 +37,11 @@ _FIGURES = f"""
         ASOF LEFT JOIN steps ON steps.rank = samples.rank AND steps.start_ns <= samples.time_ns
     )
 """
-"""Every reading but the masks, which no mean can be taken of; with the step that it was taken in."""
+"""Every reading with the step in which it was taken; bit masks are left out, since they have no mean."""
 
 
 def _why_none(trace: Trace) -> str | None:
-    """Say why a trace has no samples."""
+    """Return why a trace has no samples, or None if it has some."""
     if trace.con.execute("SELECT 1 FROM samples LIMIT 1").fetchall():
         return None
     reasons = "; ".join(f"{name}: {reason}" for name, reason in _absent(trace).items())
@@ -49,7 +49,7 @@ def _why_none(trace: Trace) -> str | None:
 
 
 def _why_no_masks(trace: Trace) -> str | None:
-    """Say why it is not known when clocks were held down."""
+    """Return why the times of reduced clocks are unknown, or None if they are known."""
     if trace.con.execute(f"SELECT 1 FROM samples WHERE name = '{MASK}' LIMIT 1").fetchall():
         return None
     reason = _absent(trace).get("nvml") or "no device of NVIDIA was sampled"
@@ -57,7 +57,7 @@ def _why_no_masks(trace: Trace) -> str | None:
 
 
 def _absent(trace: Trace) -> Mapping[str, str]:
-    """Return which samplers could not be had, and why."""
+    """Return the unavailable samplers, with the reasons."""
     return trace.run.samples.absent if trace.run.samples is not None else {}
 
 
@@ -66,7 +66,7 @@ def samples_summary(trace: Trace) -> Table:
     """Readings of each device, the process and the machine: minimum, mean, 95th percentile and maximum.
 
     `in_steps_mean` is the mean of the readings during timed steps, null if there are none. A null device is the host.
-    `gpu.energy` counts from the first reading, so its `max` is the energy of the whole block.
+    `gpu.energy` counts from the first reading, so its `max` is the energy of the whole recording.
     """
     return trace.sql(
         f"""

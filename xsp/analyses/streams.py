@@ -11,7 +11,7 @@ LENGTHS = range(2, 9)
 """Kernels in a sequence."""
 
 MOST = 200
-"""Sequences of each length that are held against the longer ones."""
+"""Number of sequences of each length that are compared with the longer ones."""
 
 _STREAMS = f"""
     SELECT work.*, placed.stream FROM device_work work JOIN (
@@ -86,7 +86,7 @@ _LINE = "PARTITION BY rank, device, stream, recording ORDER BY place"
 
 
 def _windows(length: int) -> str:
-    """Return the SQL of all runs of so many kernels."""
+    """Return the SQL of all runs of `length` successive kernels."""
     ids = ", ".join(["id", *(f"lead(id, {ahead}) OVER line" for ahead in range(1, length))])
     return f"""
         SELECT {length} AS length, rank, device, stream, recording, place, concat_ws(' ', {ids}) AS key,
@@ -98,7 +98,7 @@ def _windows(length: int) -> str:
 
 _SHORT = r"""regexp_replace(regexp_replace(regexp_replace(
     name, '^void |\(anonymous namespace\)::|cutlass\w*::Kernel2?<', '', 'g'), '[<(].*$', ''), '^.*::', '')"""
-"""A kernel's name without namespaces and template arguments; of CUTLASS, whose kernels all have one, the argument."""
+"""A kernel's name without namespaces and template arguments; for CUTLASS, whose kernels share a name, the argument."""
 
 
 @analysis("kernel-sequences", "Repeated sequences of kernels", Level.KERNEL, everywhere=True)

@@ -1,9 +1,9 @@
-"""Model FLOPs utilisation: counted operations as a share of what the device could do in the same time.
+"""Model FLOPs utilisation: counted operations as a share of the operations that the device could do in the same time.
 
 The operations of each kernel are compared with the peak of their own precision, so the peak of work of several types is
 the sum of the operations over the sum of operations / peak. Operations are those of `xsp.cost.flops`, which counts
-products, convolutions and attention, recomputed ones too (so with activation recomputation this is what the authors of
-PaLM call hardware FLOPs utilisation; Chowdhery et al., arXiv:2204.02311, appendix B).
+products, convolutions and attention, including recomputed ones (so with activation recomputation this is the hardware
+FLOPs utilisation of the authors of PaLM; Chowdhery et al., arXiv:2204.02311, appendix B).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _COLUMNS = {
 
 
 class Work(NamedTuple):
-    """Operations of some kernels: how many, how long the peak would take, in which types, known to which share."""
+    """Operations of some kernels: their number, time at the peak, element types, and the share that is known."""
 
     flops: float | None
     peaked_flops: float | None
-    """Those whose type has a known peak."""
+    """Operations whose type has a known peak."""
     ideal_ns: float | None
-    """What those would take at the peak."""
+    """Time of `peaked_flops` at the peak, in nanoseconds."""
     known_percent: float | None
-    """Percent of the kernels' time whose operations are known."""
+    """Percent of the kernels' time for which the operations are known."""
     precision: str | None
 
 
@@ -57,13 +57,13 @@ def model_flops_utilisation(trace: Trace) -> Table:
 
     The time of a step is the wall time until the next step begins (`wall`), for the last step until its last kernel
     ends; in a run of xsp's own it is the time of an iteration that was not recorded (`loop`). The time of a phase or a
-    module is that in which its kernels ran (`device time`; `operators' time` without a device): its value describes the
-    kernels, that of a step the whole program. Kernels count for the innermost module; modules of one path, as in
-    `modules`, are one row, and follow their phase, longest first.
+    module is the time in which its kernels ran (`device time`; `operators' time` without a device): its value describes
+    the kernels, that of a step the whole program. Kernels count for the innermost module; modules of one path, as in
+    `modules`, are one row; they follow the phases, longest first.
 
-    `mfu_percent` is null, and `why_null` says why, if operations are known for less than 90 % of the kernels' time, or
-    a peak for less than 90 % of the operations: the share of a part would not be that of the whole. Peaks are measured
-    or quoted, dense, see docs/understand/rooflines.md; `peak_tflop_per_s` is that of the types in use together.
+    `mfu_percent` is null, with the reason in `why_null`, if operations are known for less than 90 % of the kernels'
+    time, or a peak for less than 90 % of the operations: the share of a part would not be that of the whole. Peaks are
+    measured or quoted, dense, see docs/understand/rooflines.md; `peak_tflop_per_s` is the combined peak of the types.
     """
     on_device = trace.has(Level.KERNEL)
     make_paths(trace)
@@ -77,7 +77,7 @@ def model_flops_utilisation(trace: Trace) -> Table:
 
 
 def _work(trace: Trace, group: str, where: str) -> list[tuple[str, Work, float, int]]:
-    """Return groups of kernels by name: their work, how long a device ran any of them, and how many there are."""
+    """Return groups of kernels: name, work, the nanoseconds in which a device ran any of them, number of calls."""
     last = "max(start_ns + dur_ns) OVER (PARTITION BY device, named ORDER BY start_ns, span_id "
     last += "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
     ran = "ns"
@@ -126,9 +126,9 @@ Step = tuple[str, str | None, Work, float, str, int]
 
 
 def _steps(trace: Trace, whole: Work) -> list[Step]:
-    """Return steps with their work, nanoseconds, what time that is, and how many devices worked.
+    """Return steps with their work, their time in nanoseconds, the kind of this time, and the number of devices.
 
-    A step's operations are to the merged step's as those that its own operators state are to those of the merged one.
+    The operations of the merged step are scaled by the ratio of the operations that the operators of both steps state.
     """
     rows = trace.sql(_STEPS).fetchall()
     devices = max((row[3] for row in rows), default=1)
@@ -174,7 +174,7 @@ def _row(
 
 
 def _why_null(work: Work, ns: float) -> str | None:
-    """Return why a share of the peak cannot be said; None where it can."""
+    """Return why the share of the peak is unknown; None if it is known."""
     if (work.known_percent or 0.0) < ENOUGH:
         return f"FLOPs {work.known_percent or 0.0:.0f} % known"
     if not work.flops:

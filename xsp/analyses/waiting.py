@@ -1,6 +1,6 @@
-"""The walk along the critical path of a step: backwards, from its end, to what each span had to wait for.
+"""The walk along the critical path of a step: backwards, from its end, from each span to the span it waited for.
 
-The rules (`xsp.analyses.critical` says what they follow from):
+The rules (`xsp.analyses.critical` explains their basis):
 
 - a host thread runs one span after the other (`program order`);
 - device work begins when the previous work on its stream has ended (`stream order`), and not before its launch
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from xsp.schema import Kind
 
 LATENCY_NS = 10_000
-"""A launch reaches an idle device in less than this; a longer wait has another cause."""
+"""Nanoseconds in which a launch reaches an idle device; a longer wait has another cause."""
 
 SKEW_NS = 2_000
 """Accuracy of times: clocks of host and device agree to this, and some traces have whole microseconds."""
@@ -41,7 +41,7 @@ Thread = tuple[int | None, int | None]
 """Process and thread."""
 
 _Call = tuple[int | None, int | None]
-"""Process and correlation id; no process where the source does not say that of device work."""
+"""Process and correlation id; the process is None if the source does not record it for device work."""
 
 
 class Seen(NamedTuple):
@@ -59,17 +59,17 @@ class Seen(NamedTuple):
     layer_id: str | None
     op: str | None
     mine: bool
-    """Whether it is of the step; device work of another one can be in its way."""
+    """Whether it belongs to the step; device work of another step can delay it."""
     communicates: bool
     backward: bool
     waits: bool
     """Whether the call synchronises: it returns when device work has ended."""
     waits_on: int | None
-    """The stream on which it waits; None: any."""
+    """The stream that it waits for; None: any."""
 
 
 class Label(NamedTuple):
-    """What a segment of the path is; many segments share one."""
+    """The description of a segment of the path; many segments share one."""
 
     what: str
     name: str
@@ -79,17 +79,17 @@ class Label(NamedTuple):
     device: int | None
     stream: int | None
     after: str
-    """The rule that says what had to end before it could begin."""
+    """The rule for what had to end before the segment could begin."""
 
 
 class _Timeline:
-    """What one thread did: at each moment the innermost span, and the innermost operator."""
+    """The activity of one thread: at each moment the innermost span, and the innermost operator."""
 
     def __init__(self, rows: Sequence[Seen]) -> None:
         """Divide the thread's time.
 
         Args:
-            rows: by start, at equal starts the longest first.
+            rows: spans in order of start, at equal starts the longest first.
         """
         self.starts: list[int] = []
         self.ends: list[int] = []
@@ -123,24 +123,24 @@ class _Timeline:
         return end
 
     def before(self, now: int) -> int | None:
-        """Return the place of what covers the moment before `now`, or of what ended last before."""
+        """Return the place of the interval that covers the moment before `now`, or of the last one before it."""
         return bisect_left(self.starts, now) - 1 if self.starts and self.starts[0] < now else None
 
     def work_ended(self, after: int, until: int) -> int | None:
-        """Return when work that is not a holder's own ended last in (after, until]."""
+        """Return the last end in (after, until] of work in spans other than holders, or None."""
         place = bisect_right(self.work_ends, until)
         return self.work_ends[place - 1] if place and self.work_ends[place - 1] > after else None
 
 
 class _Lane:
-    """Device work by its end."""
+    """Device work in order of its end."""
 
     def __init__(self, rows: Iterable[Seen]) -> None:
         self.rows = sorted(rows, key=lambda row: (row.end, row.start))
         self.ends = [row.end for row in self.rows]
 
     def ended(self, until: int) -> Seen | None:
-        """Return what ended last, at `until` or before."""
+        """Return the work that ended last, at `until` or before."""
         place = bisect_right(self.ends, until)
         return self.rows[place - 1] if place else None
 
@@ -152,10 +152,10 @@ class Walk:
         """Put the spans in order.
 
         Args:
-            rows: the step's, and what else the devices did meanwhile; by start, the longest first.
+            rows: the step's spans, and other work of its devices meanwhile; in order of start, the longest first.
             main: the thread of the step.
-            start: of the step.
-            step_end: where a segment is cut in two.
+            start: start of the step.
+            step_end: end of the step, where a segment is cut in two.
         """
         threads: dict[Thread, list[Seen]] = defaultdict(list)
         streams: dict[tuple[int, int | None], list[Seen]] = defaultdict(list)
@@ -184,16 +184,16 @@ class Walk:
             for process in (row.process, None)
         }
         self.labels: dict[Label, int] = {}
-        """The labels by number."""
+        """Label → its number."""
         self.path: list[tuple[int, int]] = []
-        """The segments, the last one first: where each begins, and its label. Each ends where the next begins."""
+        """The segments, the last one first: start and label of each. A segment ends where the following one begins."""
 
     def back_from(self, end: int, last: Seen | None) -> None:
         """Find the path.
 
         Args:
-            end: of the path.
-            last: the device work that ends then; None where it is the host that does.
+            end: end of the path.
+            last: the device work that ends at `end`; None if the path ends on the host.
         """
         here: Thread | Seen = self.main if last is None else last
         now, stuck = end, 0
@@ -206,7 +206,7 @@ class Walk:
             now = before
 
     def _add(self, start: int, end: int, seen: Seen, after: str, op: str | None) -> int:
-        """Put a span's time in front of the path; return where it begins."""
+        """Put a span's time in front of the path, and return the start of the segment."""
         return self._put(start, end, _what(seen), seen.name, op, seen, after)
 
     def _put(self, start: int, end: int, what: str, name: str, op: str | None, seen: Seen | None, after: str) -> int:
@@ -218,12 +218,12 @@ class Walk:
         if start < self.step_end < end:
             self.path.append((self.step_end, label))
         elif self.path and self.path[-1][1] == label and place[2] is None and end != self.step_end:
-            self.path.pop()  # neighbours on the host that say the same are one
+            self.path.pop()  # merge adjacent segments of the host with the same label
         self.path.append((start, label))
         return start
 
     def _device(self, work: Seen, now: int) -> tuple[Thread | Seen, int]:
-        """Go from the end of device work to what let it begin."""
+        """Go from the end of device work to the span whose end let it begin."""
         launch = self.launches.get((work.process, work.correlation_id))
         ready, after, source = self._released(work, launch)
         begin = self._add(work.start, now, work, after, work.op)
@@ -234,7 +234,7 @@ class Walk:
         return source, min(ready, begin)
 
     def _released(self, work: Seen, launch: Seen | None) -> tuple[int, str, Thread | Seen]:
-        """Return when device work could have begun, by which rule, and where the path goes on."""
+        """Return when device work could have begun, by which rule, and where the path continues."""
         ready, after = self.start, UNKNOWN_LAUNCH
         source: Thread | Seen = self.main
         previous = self.streams[work.device or 0, work.stream].ended(work.start)
@@ -249,7 +249,7 @@ class Walk:
         return ready, after, source
 
     def _host(self, thread: Thread, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
-        """Go from a moment of a thread to what it had waited for until then."""
+        """Go from a moment of a thread to the work that it had waited for until then."""
         timeline = self.threads.get(thread)
         place = timeline.before(now) if timeline is not None else None
         if timeline is None or place is None:
@@ -268,7 +268,7 @@ class Walk:
         return thread, self._add(begin, now, seen, "program order", op)
 
     def _waited_for(self, call: Seen, begin: int, now: int) -> Seen | None:
-        """Return the device work that let a call return, if it is one that waits."""
+        """Return the device work whose end let a call return, or None if the call does not wait."""
         if call.waits:
             lanes = [lane for (_, stream), lane in self.streams.items() if call.waits_on in (None, stream)]
             found = [work for lane in lanes if (work := lane.ended(now + SKEW_NS)) is not None]
@@ -286,7 +286,7 @@ class Walk:
         return max(ends, key=lambda found: found[0]) if ends else (after, None)
 
     def _gap(self, thread: Thread, begin: int, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
-        """Go on from a moment at which a thread has no span at all."""
+        """Continue from a moment at which a thread has no span."""
         main = self.threads.get(self.main)
         if thread != self.main and main is not None and not stuck:
             if begin <= self.start or main.work_ended(begin, now) is not None:
@@ -296,7 +296,7 @@ class Walk:
 
 
 def _what(seen: Seen) -> str:
-    """Return in one word what the time of a span is."""
+    """Return the kind of a segment for the time of a span, in one word."""
     if seen.communicates:
         return "communication"
     if seen.kind in OPS:

@@ -1,4 +1,4 @@
-"""Two programs side by side by their runs, aligned layer by layer: where the second is slower or faster.
+"""Comparison of two programs by their runs, aligned layer by layer: where the second is slower or faster.
 
 >>> import xsp                                                           # doctest: +SKIP
 >>> a = [xsp.load(f"runs/before-{k}") for k in range(5)]                 # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Which layer of one run is which of another: by key, then by name, then by type and order."""
+"""Matching of the layers of two runs: by key, then by name, then by type and order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from xsp.comparison.series import Series
 from xsp.errors import AnalysisError
 
 LIMIT = 2_000_000
-"""More pairs of equal tokens than this are not tried; the k-th is then paired with the k-th."""
+"""Maximum number of pairs of equal tokens; above it, the k-th token is paired with the k-th equal one."""
 
 
 class Pair(NamedTuple):
-    """A row of one run beside its counterpart in the other; None where it has none."""
+    """A row of one run and its counterpart in the other; None if there is none."""
 
     a: Series | None
     b: Series | None
@@ -27,10 +27,10 @@ class Pair(NamedTuple):
 
 
 def align(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
-    """Pair the rows of two runs; what has no counterpart stands beside None.
+    """Pair the rows of two runs; a row without a counterpart is paired with None.
 
-    The same key is the same place in the structure of a step. What is left is aligned by the longest common
-    subsequence of names, and what then is left, between two aligned neighbours, by that of types.
+    The same key is the same place in the structure of a step. The remaining rows are aligned by the longest common
+    subsequence of names, and those that still remain between two aligned neighbours by that of types.
     """
     found: dict[int, tuple[int, str]] = {}
     of_key = {row.key: place for place, row in enumerate(b) if row.key is not None}
@@ -43,14 +43,14 @@ def align(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
 
 
 def by_name(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
-    """Pair rows of which each name has one, as kernels and operators."""
+    """Pair rows with unique names, such as kernels and operators, by name."""
     others = {row.name: row for row in b}
     pairs = [Pair(row, others.pop(row.name), "name") if row.name in others else Pair(row, None, None) for row in a]
     return [*pairs, *(Pair(None, row, None) for row in others.values())]
 
 
 def _by_token(a: Sequence[Series], b: Sequence[Series], found: dict[int, tuple[int, str]], by: str) -> None:
-    """Align what is left by name, or by type among those that follow the same aligned neighbour."""
+    """Align the remaining rows by name, or by type among rows that follow the same aligned neighbour."""
     taken = {place for place, _ in found.values()}
     after_a = _neighbours(len(a), found)
     after_b = _neighbours(len(b), {there: (here, "") for here, (there, _) in found.items()})
@@ -69,7 +69,7 @@ def _by_token(a: Sequence[Series], b: Sequence[Series], found: dict[int, tuple[i
 
 
 def _neighbours(size: int, found: dict[int, tuple[int, str]]) -> list[int]:
-    """Return, for each place, the last aligned place before it; -1 where there is none."""
+    """Return, for each place, the last aligned place before it, or -1."""
     last, neighbours = -1, []
     for place in range(size):
         neighbours.append(last)
@@ -81,7 +81,7 @@ def _neighbours(size: int, found: dict[int, tuple[int, str]]) -> list[int]:
 def common(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
     """Return the longest common subsequence as pairs of places.
 
-    By the ends of growing chains of matches (Hunt and Szymanski 1977): n log n where tokens are nearly unique.
+    The algorithm of Hunt and Szymanski (1977) extends chains of matches: n log n if tokens are nearly unique.
     """
     places = _places(b)
     if sum(len(places[token]) for token in a if token in places) > LIMIT:
@@ -113,7 +113,7 @@ def _places(tokens: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 
 
 def _numbered(tokens: Sequence[Hashable]) -> list[Hashable]:
-    """Return tokens of which each is unique: with the number of equal ones before it."""
+    """Return unique tokens: each with the number of equal tokens before it."""
     seen: dict[Hashable, int] = defaultdict(int)
     numbered: list[Hashable] = []
     for token in tokens:
@@ -123,7 +123,7 @@ def _numbered(tokens: Sequence[Hashable]) -> list[Hashable]:
 
 
 def _in_order(a: Sequence[Series], b: Sequence[Series], found: dict[int, tuple[int, str]]) -> list[Pair]:
-    """Return the pairs in the order of the second run; what only the first has follows its neighbour there."""
+    """Return the pairs in the order of the second run; rows of the first run alone follow their aligned neighbour."""
     placed: list[tuple[float, int, Pair]] = []
     last = -1
     for place, row in enumerate(a):
@@ -138,7 +138,7 @@ def _in_order(a: Sequence[Series], b: Sequence[Series], found: dict[int, tuple[i
 
 
 # --- sides -------------------------------------------------------------------------------------------------------
-# The runs of one side as one: each row with one figure a run, so that what differs between runs can be told.
+# The runs of one side merged into one: each row has one figure per run, to show how much runs differ.
 
 
 Align = Callable[[Sequence[Series], Sequence[Series]], list[Pair]]
@@ -149,7 +149,7 @@ class _Row:
     """A row over the runs of a side."""
 
     first: Series
-    """Of the first run that has it."""
+    """The row of the first run that has it."""
     figures: list[float] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
     steps: int = 0
@@ -161,15 +161,15 @@ class _Row:
 
 
 def side(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> list[Series]:
-    """Return the rows of the runs of a side, aligned, with one figure a run.
+    """Return the aligned rows of the runs of a side, with one figure per run.
 
     Args:
-        runs: the rows of each; one that has none was not recorded so deep, and counts nowhere.
-        align: pairs the rows of two runs.
-        absent_is_zero: what a run does not have took no time in it, as an operator; else it has no figure of it.
+        runs: the rows of each run; a run without rows was not recorded at this depth, and is ignored.
+        align: function that pairs the rows of two runs.
+        absent_is_zero: whether a row that a run lacks took no time in it, as for operators; else it has no figure.
 
     Raises:
-        AnalysisError: one of the runs has nothing in common with those before it, where structure is what is aligned.
+        AnalysisError: rows are aligned by structure, and a run has nothing in common with the runs before it.
     """
     rows: list[_Row] = []
     seen = 0
@@ -195,7 +195,7 @@ def side(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> li
 
 
 def _with(rows: list[_Row], run: list[Series], align: Align) -> list[_Row]:
-    """Return the rows, in the order of a further run, with its figures."""
+    """Return the rows with the figures of a further run, in its order."""
     of_series = {id(row.first): row for row in rows}
     found = []
     for pair in align([row.first for row in rows], run):

@@ -1,4 +1,4 @@
-"""What a change of the step comes from, in words: the phases that hold it, and what the device did in it."""
+"""The causes of a change of the step, in words: the phases that account for it, and the activity of the device."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from xsp.comparison.rows import Comparison, Row
 from xsp.correlate.columns import WINDOW
 
 WORTH_SAYING = 0.25
-"""A part is named if it changed by that share of what the whole did."""
+"""Minimum change of a part, as a share of the change of the whole, for the part to be named."""
 
 MOST_OF_IT = 0.5
-"""A layer without a verdict of its own is named if it changed by that share of what the whole did."""
+"""Minimum change of a layer without a verdict, as a share of the change of the whole, for the layer to be named."""
 
 GONE = 0.05
-"""What takes less than that share of what it took is gone."""
+"""A part that takes less than this share of its time on the other side is called gone, or new."""
 
 SMALL = 0.05
-"""Of what a step takes in A: a change of the device's work or idle time below it is not one to speak of."""
+"""Minimum change of device work or idle time, as a share of a step of A, to be mentioned."""
 
 MANY_LAUNCHES = 0.1
-"""A number of launches that changed by more than that share is said."""
+"""Minimum change of the number of launches, as a share, to be mentioned."""
 
 MOST = 3
-"""Parts that are named of each kind."""
+"""Maximum number of parts named of each kind."""
 
 PHASES = {DATA: "waiting for data", REST: "the rest of the step", BETWEEN: "what stands between steps"}
 IDLE = {
@@ -39,7 +39,7 @@ IDLE = {
 
 
 class Part(NamedTuple):
-    """A part of the whole, with what it takes on both sides in milliseconds; 0 of what a side does not have."""
+    """A part of the whole, with its time on both sides in milliseconds; 0 on a side that lacks it."""
 
     name: str
     a_ms: float
@@ -47,11 +47,11 @@ class Part(NamedTuple):
 
     @property
     def change_ms(self) -> float:
-        """How much more B takes."""
+        """The time of B minus that of A."""
         return self.b_ms - self.a_ms
 
     def __str__(self) -> str:
-        """Return what became of it."""
+        """Return the change in words."""
         both = f"({both_ms(self.a_ms, self.b_ms)})"
         if self.b_ms < GONE * self.a_ms:
             return f"{self.name} is gone {both}"
@@ -66,7 +66,7 @@ def parts(rows: Sequence[Row], names: dict[str, str] | None = None) -> list[Part
 
 
 def holding(found: Sequence[Part], change_ms: float) -> list[Part]:
-    """Return the parts that hold a good share of a change, and those that went as far the other way; largest first."""
+    """Return the parts with a large share of a change, then parts that changed as much the other way; largest first."""
     large = [each for each in found if abs(each.change_ms) >= WORTH_SAYING * abs(change_ms)]
     large.sort(key=lambda each: -abs(each.change_ms))
     along = [each for each in large if each.change_ms * change_ms > 0]
@@ -75,14 +75,14 @@ def holding(found: Sequence[Part], change_ms: float) -> list[Part]:
 
 
 def sentence(found: Sequence[Part], change_ms: float) -> str:
-    """Return the parts in words: those that went with the change, and behind a "but" those that went against it."""
+    """Return the parts in words: parts that changed in the same direction, and after a "but" the opposite ones."""
     along = ", ".join(str(each) for each in found if each.change_ms * change_ms > 0)
     against = ", ".join(str(each) for each in found if each.change_ms * change_ms <= 0)
     return ", but ".join(filter(None, (along, against)))
 
 
 def more_or_less(change_ms: float) -> str:
-    """Return a change in words, as `3.2 ms less`."""
+    """Return a change in words, such as `3.2 ms less`."""
     return f"{ms(abs(change_ms))} {'more' if change_ms > 0 else 'less'}"
 
 
@@ -90,25 +90,25 @@ MOVED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE)
 
 
 def whole(found: Comparison) -> Part:
-    """Return what the phases are parts of: an iteration of the loop where both sides tell it, else the step."""
+    """Return the whole that the phases are parts of: an iteration of the loop if both sides have it, else the step."""
     return parts([next(iter(found.section("loop")), found.step)])[0]._replace(name="step")
 
 
 def of_what(found: Comparison) -> str:
-    """Return what the figures are of: a step, or all that was recorded where a side tells no steps."""
+    """Return the unit of the figures: a step, or the whole recording if a side has no steps."""
     no_step = WINDOW in found.step.name.split()
     return "in all that was recorded" if no_step else "a step"
 
 
 def phases(found: Comparison) -> list[Part]:
-    """Return the phases that hold the change of the whole."""
+    """Return the phases that account for the change of the whole."""
     return holding(parts(found.section("phase"), PHASES), whole(found).change_ms)
 
 
 def certain_phases(found: Comparison) -> list[Part]:
-    """Return the phases that changed for certain, and by a share of the whole, largest first.
+    """Return the phases that certainly changed, by a share of the whole or more, largest first.
 
-    Several runs a side tell it by the phase itself; one run a side by the calls that the phase is made of.
+    With several runs per side, the phases are tested themselves; with one, the calls that they consist of.
     """
     least = SMALL * whole(found).a_ms
     moved = {row.name for row in found.section("phase") if row.verdict in MOVED}
@@ -119,7 +119,7 @@ def certain_phases(found: Comparison) -> list[Part]:
 
 
 def on_device(found: Comparison) -> Iterator[str]:
-    """Yield what the device did in it: its work by class and operator, why it was idle, and the launches."""
+    """Yield sentences on the device: its work by class and operator, the causes of idle time, and the launches."""
     least, rows, of = SMALL * whole(found).a_ms, found.section("kernel class"), of_what(found)
     if not _on_both(rows):
         return
@@ -144,10 +144,10 @@ def on_device(found: Comparison) -> Iterator[str]:
 
 
 def layers(found: Comparison) -> Iterator[str]:
-    """Yield the layers that hold the change of the whole and changed for certain.
+    """Yield a sentence on the layers that account for the change of the whole and certainly changed.
 
-    Where the step changed for certain and no layer did, the layer with the largest part of it is named, and that it is
-    not certain: of three runs a side, a row among many is never certain while the step, which is one row, may be.
+    If the step certainly changed and no layer did, the sentence names the layer with the largest change, as uncertain:
+    with three runs per side, a row among many is never certain while the step, which is a single row, may be.
     """
     change_ms = whole(found).change_ms
     rows = found.section("layer")
@@ -185,7 +185,7 @@ def _by(part: Part, of: str) -> str:
 
 
 def both_ms(a: float, b: float) -> str:
-    """Return a time of both sides, with the unit once where it is the same."""
+    """Return the times of both sides; the unit appears once if both have the same."""
     one, other = ms(a), ms(b)
     if one.split()[1] == other.split()[1] or not a:
         one = one.split()[0]

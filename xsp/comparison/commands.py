@@ -1,4 +1,4 @@
-"""What was typed to be run in turns → a program that runs it under xsp: a command, or a model by name."""
+"""Parsing of the programs that a comparison runs in turns under xsp: a command, or a model by name."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 _MODEL = re.compile(r"(torchvision|timm|transformers|micro):\S+|[^:]+\.py:[A-Za-z_]\w*")
 _WITH_VALUE = ("-W", "-X")
 _ITS_PLACE = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "--resolve", "--counters", "--otlp")
-"""Options of `xsp run` and `xsp profile` that a comparison decides itself, or that cost other runs."""
+"""Options of `xsp run` and `xsp profile` that a comparison sets itself, or that require further runs."""
 
 _WITHOUT_HERE = (
     "import sys; sys.path[:] = [each for each in sys.path if each]; from xsp.cli import main; sys.exit(main())"
 )
-"""A script's directory stands in its path, the one that somebody stands in does not: as `xsp` itself is started."""
+"""Code that starts xsp without the working directory in `sys.path`, as the `xsp` command starts."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One side of a comparison: how it is started under xsp."""
+    """One side of a comparison: the program and how to start it under xsp."""
 
     typed: str
     python: tuple[str, ...]
@@ -34,31 +34,31 @@ class Program:
     """`run` or `profile`."""
     args: tuple[str, ...]
     settings: tuple[tuple[str, str], ...] = ()
-    """Variables of its environment that stand before the command."""
+    """Environment variables given before the command."""
 
     @property
     def name(self) -> str:
-        """What the runs of it are called: as the script, or the model."""
+        """The name of its runs: that of the script or the model."""
         scripts = [Path(word).stem for word in self.args if word.endswith(".py")]
         last = self.args[0].partition(":")[2] if self.verb == "profile" else self.args[-1]
         return re.sub(r"\W+", "-", scripts[0] if scripts else last).strip("-") or "program"
 
     def command(self, out: Path, levels: str, seed: int) -> list[str]:
-        """Return the command that records a run of it into a directory."""
+        """Return the command that records a run of the program into a directory."""
         options = ["--quiet", "--no-samples", "--overwrite", "--out", str(out), "--levels", levels]
         options += ["--seed", str(seed)] if self.verb == "run" else []
         return [*self.python, "-c", _WITHOUT_HERE, self.verb, *options, *self.args]
 
 
 def program(typed: str) -> Program:
-    """Read a command, as `python train.py --epochs 1`, or a model, as `torchvision:resnet18 --batch 8`.
+    """Parse a command such as `python train.py --epochs 1`, or a model such as `torchvision:resnet18 --batch 8`.
 
-    What stands before a command as NAME=VALUE goes into its environment. An interpreter that is named with its place
-    runs it; else the one that runs this does. `xsp run …` and `xsp profile …` may stand before it too, with their
-    options.
+    Settings NAME=VALUE before the command are added to its environment. An interpreter that is given with its path runs
+    the command; otherwise the current interpreter does. The command may also begin with `xsp run` or `xsp profile` and
+    their options.
 
     Raises:
-        UsageError: it is nothing that can be run under xsp.
+        UsageError: the text is not a command that can run under xsp.
     """
     try:
         words = shlex.split(typed)
@@ -77,7 +77,7 @@ def program(typed: str) -> Program:
 
 
 def _read(words: list[str], typed: str) -> tuple[tuple[str, ...], str, list[str]]:
-    """Return the interpreter, the verb and what stands behind it."""
+    """Return the interpreter, the verb and the arguments of the verb."""
     here = (sys.executable,)
     if words[0] == "xsp" and words[1:2] in (["run"], ["profile"]):
         _check_options(words[2:], typed)
@@ -101,7 +101,7 @@ def _check_options(words: list[str], typed: str) -> None:
 
 
 def _interpreter(words: list[str], typed: str) -> tuple[tuple[str, ...], list[str]]:
-    """Return the interpreter with its options, and what it runs."""
+    """Return the interpreter with its options, and the program that it runs."""
     named = words[0]
     python = [str(Path(named).expanduser().absolute()) if "/" in named else sys.executable]
     rest = words[1:]

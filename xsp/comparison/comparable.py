@@ -1,4 +1,4 @@
-"""What differs between two runs beside their times: to be read before any figure."""
+"""Differences between two runs other than their times, to be read before any figure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Difference(NamedTuple):
 
 
 def differences(a: Sequence[Trace], b: Sequence[Trace]) -> list[Difference]:
-    """Return in what the runs of two sides differ: work, depth of profiling, machine, versions.
+    """Return the differences between the runs of two sides: work, depth of profiling, machine, versions.
 
     Raises:
-        AnalysisError: one of them holds no step.
+        AnalysisError: a run holds no step.
     """
     for trace in (*a, *b):
         if not trace.con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
@@ -43,14 +43,14 @@ def differences(a: Sequence[Trace], b: Sequence[Trace]) -> list[Difference]:
 
 
 MANY_FAULTS = 1000
-"""In a step, from which on they may take a part of it that is seen."""
+"""Page faults in a step from which they may take a noticeable part of it."""
 
 OTHER_FAULTS = 2.0
-"""Times as many in all runs of a side as in any of the other one's is a difference."""
+"""Minimum ratio of page faults between every run of one side and every run of the other to count as a difference."""
 
 
 def _page_faults(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[Difference]:
-    """Yield the page faults of a step, where one side has far more in each run: memory that comes anew takes time."""
+    """Yield the page faults of a step if one side has far more in each run: newly mapped memory takes time."""
     sides = [[each for each in map(_faults_of, side) if each is not None] for side in (a, b)]
     if not all(sides):
         return
@@ -67,12 +67,12 @@ def _faults_of(trace: Trace) -> float | None:
 
 
 def same_work(runs: Sequence[Trace]) -> bool:
-    """Return whether the steps of all runs are of one kind: all train, or all only predict."""
+    """Return whether the steps of all runs do the same work: all train, or all only predict."""
     return len({tuple(_phases(run)) for run in runs}) == 1
 
 
 def _of_side(runs: Sequence[Trace]) -> dict[str, list[str]]:
-    """Return what is known of the runs of a side: of each subject the different texts, in the order of the runs."""
+    """Return the facts of the runs of a side: for each subject, its distinct texts in the order of the runs."""
     of_runs = [dict(_facts(run)) for run in runs]
     subjects = dict.fromkeys(subject for facts in of_runs for subject in facts)
     return {subject: list(dict.fromkeys(_text(facts.get(subject)) for facts in of_runs)) for subject in subjects}
@@ -126,7 +126,7 @@ def _text(value: Any) -> str:
 
 
 # --- loading -----------------------------------------------------------------------------------------------------
-# Load the runs of both sides with figures of one kind of step, where a program has several.
+# Loading of the runs of both sides with figures of the same kind of step, if a program has several.
 
 
 Path = str | os.PathLike[str]
@@ -138,10 +138,10 @@ def load(
     """Load the runs of both sides.
 
     Args:
-        a: what `xsp.load` takes, at least one.
+        a: arguments for `xsp.load`, at least one.
         b: likewise.
-        kind: of step, as `xsp.load` takes it; else that of the first run, in all that ran steps of it.
-        skip_damaged: as `xsp.load` takes it.
+        kind: kind of step, as in `xsp.load`; by default that of the first run, in all runs with such steps.
+        skip_damaged: as in `xsp.load`.
 
     Raises:
         As `xsp.load`.
@@ -156,9 +156,9 @@ def load(
 
 
 def load_like(other: Trace | None, path: Path, kind: int | str | None = None, skip_damaged: bool = False) -> Trace:
-    """Load a run with figures of the kind of step that those of another one are of, if it ran any.
+    """Load a run with figures of the same kind of step as another run's, if it has such steps.
 
-    Which kind takes most of the time may differ from run to run where two take about as much, as in a GAN.
+    The kind with the most time, which is the default, may differ between runs if two take about the same, as in a GAN.
     """
     trace = runs.load(path, kind=kind, skip_damaged=skip_damaged)
     if other is None or kind is not None or kind_name(other) in (None, kind_name(trace)):
@@ -168,11 +168,11 @@ def load_like(other: Trace | None, path: Path, kind: int | str | None = None, sk
         return trace
     try:
         return runs.load(path, kind=wanted[0], skip_damaged=skip_damaged)
-    except UsageError:  # it ran such steps and recorded none
+    except UsageError:  # the run has such steps, but recorded none of them
         return trace
 
 
 def kind_name(trace: Trace) -> str | None:
-    """Return the name of the kind of step that a trace's figures are of; None where nothing tells kinds."""
+    """Return the name of the kind of step that a trace's figures are of; None if the trace has no kinds."""
     own = trace.kind
     return next((each.name for each in trace.run.kinds if each.kind == own), None)

@@ -1,4 +1,4 @@
-"""What a comparison says of the step, in sentences: what changed, what could have been seen, and what to type next."""
+"""The conclusion of a comparison in sentences: what changed, what was detectable, and which command to run next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MORE_RUNS = (
 
 
 def conclusion(found: Comparison) -> list[str]:
-    """Return the sentences, the most important one first: the change and what holds it, how sure it is, the details."""
+    """Return the sentences, most important first: the change and its causes, its certainty, the details."""
     step = found.step
     said = [_change(found), _how_sure(found)]
     if step.verdict != OTHER_WORK:
@@ -40,7 +40,7 @@ def _other_devices(found: Comparison) -> Iterator[str]:
 
 
 def _change(found: Comparison) -> str:
-    """Return the sentence that concludes: the change of a step, and the phases that hold it."""
+    """Return the main sentence: the change of a step, and the phases that account for it."""
     whole = causes.whole(found)
     verdict = next((row.verdict for row in found.section("loop")), found.step.verdict)
     times = causes.both_ms(whole.a_ms, whole.b_ms)
@@ -98,7 +98,7 @@ def _is_a_pair(found: Comparison) -> bool:
 
 
 def _of(found: Comparison) -> str:
-    """Say what the figures are of."""
+    """Return the repeats behind the figures in words."""
     step = found.step
     if _is_a_pair(found):
         by = f", by {step.test}" if step.test else ""

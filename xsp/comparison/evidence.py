@@ -1,12 +1,12 @@
-"""Whether two sets of repeated times differ: by how much, how surely, and what would have been found.
+"""Whether two sets of repeated times differ: by how much, how certainly, and which change was detectable.
 
-The difference of two trimmed means is tested as Yuen (1974) does: Welch's test, with the winsorised variance that
-belongs to a trimmed mean. What is repeated decides what can be told. Steps of one process tell of that process alone;
-what differs between two starts of the same program is told by runs. Both are few, and on a loaded machine several of
-them may be far from the others, so they are tested by their ranks too, and the test that tells more counts. Runs that
-took turns are tested in pairs too: what slows a machine for minutes slows both runs of a turn. Where many rows are
-asked at once, p-values are adjusted as Benjamini and Hochberg (1995) do, so that of the rows that are called changed
-one in twenty is expected not to be.
+The difference of two trimmed means is tested by the method of Yuen (1974): Welch's test with the winsorised variance
+that belongs to a trimmed mean. The conclusion depends on what is repeated: steps of one process describe that process
+alone; differences between two starts of the same program show only between runs. Both are few, and on a loaded machine
+some of them may be outliers, so they are also tested by ranks, and the test with the smaller p-value counts. Runs that
+took turns are also tested in pairs: whatever slows a machine for minutes slows both runs of a turn. If many rows are
+tested at once, p-values are adjusted by the method of Benjamini and Hochberg (1995), so that one in twenty of the rows
+called changed is expected to be a false alarm.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ ALPHA = 0.05
 POWER = 0.8
 
 NEGLIGIBLE = 0.01
-"""A change of less than this share is not called one."""
+"""Minimum change, as a share, to be called a change."""
 
 RANKS = 0.8
-"""The part of the level at which steps, and runs, are tested by their ranks; the rest is that of Yuen's test. Ranks
-need the most of it: of 4 a side, no p is below 0.029. Yuen's p can be as small as a table of many rows needs."""
+"""Share of the significance level used for the rank test of steps and of runs; Yuen's test has the rest. Ranks need
+most of it: with 4 values per side, no p is below 0.029. Yuen's p can be as small as a table of many rows requires."""
 
 STARTS = 0.25
-"""By how much two starts of the same program may differ: the one is that share slower. Identical programs, started one
-after the other on a shared machine, were seen to differ by 13 %; this is twice as much."""
+"""Share by which one start of a program may be slower than another. Identical programs, started one after the other on
+a shared machine, were seen to differ by 13 %; this is twice as much."""
 
 SLOWER, FASTER, NO_EVIDENCE = "slower", "faster", "no evidence of change"
 SLOWER_HERE, FASTER_HERE = "slower here", "faster here"
-"""Between these two runs; whether the program is cannot be told."""
+"""Verdicts on these two runs alone; whether the program itself is slower or faster is unknown."""
 
 BY_YUEN, BY_RANKS, BY_PAIRS = "Yuen's test", "ranks", "pairs"
-"""The test that the interval and p are of."""
+"""The test that yields the interval and p."""
 
 NO_REPEATS, FEW_REPEATS = "cannot tell (no repeats)", "cannot tell (too few repeats)"
 
@@ -58,7 +58,7 @@ _DETECTABLE = "detectable: the change that such repeats would find four times ou
 
 
 class Evidence(NamedTuple):
-    """What two sets of times say, in their unit."""
+    """The result of the comparison of two sets of times, in their unit."""
 
     a: float
     b: float
@@ -66,43 +66,43 @@ class Evidence(NamedTuple):
     high: float | None
     p: float | None
     detectable: float | None
-    """The smallest difference that would be called one with `POWER`."""
+    """The smallest difference that would be detected with probability `POWER`."""
     test: str | None = None
-    """What `low`, `high` and `p` are of: `BY_YUEN`, `BY_RANKS` or `BY_PAIRS`."""
+    """The test behind `low`, `high` and `p`: `BY_YUEN`, `BY_RANKS` or `BY_PAIRS`."""
 
     @property
     def change(self) -> float:
-        """How much more the second takes."""
+        """The second time minus the first."""
         return self.b - self.a
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """What is repeated on each side, and so how a change is judged."""
+    """The kind of repeats on each side, which determines how a change is judged."""
 
     unit: str
-    """step: of one run a side; run: several a side; turn: runs that took turns, looked at after each."""
+    """step: steps of one run per side; run: several runs per side; turn: runs in turns, tested after each turn."""
 
     enough: int
-    """Repeats that each side needs."""
+    """Number of repeats that each side needs."""
 
     rule: str
     starts: float = 0.0
-    """By how much two starts may differ without a change of the program, where the repeats do not tell."""
+    """Share by which two starts of an unchanged program may differ, if the repeats do not contain that."""
 
     level: float = ALPHA
-    """Of one look, so that all together raise at most `ALPHA` false alarms."""
+    """Significance level of one look, such that all looks together raise at most `ALPHA` false alarms."""
 
     def figure(self, values: Sequence[float]) -> float:
-        """Return the one figure of a side."""
+        """Return the figure of a side."""
         return summary.trimmed_mean(values) if self.unit == "step" else _trimmed(values)
 
     def evidence(self, a: Sequence[float], b: Sequence[float]) -> Evidence:
         """Compare two sets of times.
 
         Args:
-            a: of the first side, at least one.
-            b: of the second one, at least one.
+            a: times of the first side, at least one.
+            b: times of the second side, at least one.
         """
         if self.unit == "step":
             return _of_steps(a, b)
@@ -112,9 +112,9 @@ class Repeats:
         """Return the verdict by the rule.
 
         Args:
-            found: of the row.
+            found: evidence of the row.
             adjusted: its p-value after the adjustment.
-            repeats: of the side that has fewer.
+            repeats: number of repeats of the side with fewer.
         """
         if adjusted is None or found.low is None or found.high is None:
             return NO_REPEATS if repeats <= 1 else FEW_REPEATS
@@ -126,7 +126,7 @@ class Repeats:
         return FASTER if found.high <= -found.a * self.starts / (1 + self.starts) else FASTER_HERE
 
     def adjusted(self, p_values: Sequence[float | None]) -> list[float | None]:
-        """Return p-values adjusted for several looks, and for being many as Benjamini and Hochberg do; None stays."""
+        """Return p-values adjusted for several looks and, after Benjamini and Hochberg, for many rows; None stays."""
         raised = [None if p is None else min(1.0, p * ALPHA / self.level) for p in p_values]
         known = sorted(((p, place) for place, p in enumerate(raised) if p is not None), reverse=True)
         least = 1.0
@@ -153,11 +153,11 @@ RUNS = Repeats(
 
 
 def in_turns(most: int, level: float) -> Repeats:
-    """Return how runs are judged that took turns, at most so many, and were looked at after each of them.
+    """Return how runs that took turns, and were tested after each turn, are judged.
 
     Args:
-        most: turns.
-        level: of one look, see `xsp.comparison.evidence`.
+        most: maximum number of turns.
+        level: significance level of one look, see `LEVELS`.
     """
     rule = (
         f"slower, faster: {_SIGNS_OF_TURNS}. Repeats are runs, which took turns and were looked at after each turn. "
@@ -177,11 +177,11 @@ def _of_steps(a: Sequence[float], b: Sequence[float]) -> Evidence:
 
 
 def _by_both(a: Sequence[float], b: Sequence[float], mean_a: float, mean_b: float) -> Evidence:
-    """Compare two sets by Yuen's test and by ranks; the smaller p counts, raised for being one of two.
+    """Compare two sets by Yuen's test and by ranks; the smaller p counts, raised because two tests were made.
 
-    Yuen's test is the sharper one where values are alike, and finds nothing where a few among few are far away; ranks
-    find it, and cannot be sharper than the number of values allows. Each has its part of the level, see `RANKS`, so the
-    interval of either is wider by as much. Of so few that ranks cannot tell, and of many, Yuen's test is alone.
+    Yuen's test is the sharper one if values are close together, but finds nothing if a few out of few are outliers. The
+    rank test does, but its p is limited by the number of values. Each has its share of the level, see `RANKS`, so both
+    intervals are wider accordingly. With too few values for ranks, and with many, only Yuen's test is made.
     """
     of_ranks = ranked(a, b, ALPHA * RANKS) if min(len(a), len(b)) < summary.MANY else None
     share = 1 - RANKS if of_ranks is not None else 1.0
@@ -193,19 +193,19 @@ def _by_both(a: Sequence[float], b: Sequence[float], mean_a: float, mean_b: floa
         detectable = min(detectable, _WIDTH_TO_DETECTABLE * (of_ranks.high - of_ranks.low))
         if of_ranks.p / RANKS < p:
             low, high, p, test = of_ranks.low, of_ranks.high, of_ranks.p / RANKS, BY_RANKS
-    change = mean_b - mean_a  # where values are skewed it may lie beside the shift of ranks
+    change = mean_b - mean_a  # if values are skewed, it may lie outside the interval of the ranks
     return Evidence(mean_a, mean_b, min(low, change), max(high, change), p, detectable, test)
 
 
 _NORMAL = statistics.NormalDist()
 _WIDTH_TO_DETECTABLE = 0.5 * (1 + _NORMAL.inv_cdf(POWER) / _NORMAL.inv_cdf(1 - ALPHA * RANKS / 2))
-"""What can be detected, of the width of the interval of a shift."""
+"""Ratio of the detectable change to the width of the interval of a shift."""
 
 
 def _of_runs(a: Sequence[float], b: Sequence[float]) -> Evidence:
-    """Compare one figure a run by both tests; an interval is a test's own, because a bootstrap of a few is too narrow.
+    """Compare one figure per run by both tests; intervals come from the tests: a bootstrap of few values is too narrow.
 
-    A single run is held against several others as one that varies as they do, by Yuen's test.
+    A single run is compared with several by Yuen's test, on the assumption that it varies as they do.
     """
     if 1 in (len(a), len(b)):
         return _by_yuen(a, b, ALPHA)
@@ -215,10 +215,10 @@ def _of_runs(a: Sequence[float], b: Sequence[float]) -> Evidence:
 
 
 def _of_turns(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
-    """Compare one figure a run by Yuen's test of all runs and by that of the differences within turns.
+    """Compare one figure per run by Yuen's test of all runs and of the differences within turns.
 
-    The smaller p counts; the level is that of both together. Pairs tell more where the machine drifts over the turns,
-    all runs where they differ by chance alone. Where a turn lacks a run, there are no pairs.
+    The smaller p counts; the level is that of both tests together. Pairs are sharper if the machine drifts over the
+    turns, all runs if they differ by chance alone. If a turn lacks a run, there are no pairs.
     """
     found = _by_yuen(a, b, level)
     if found.p is None or found.detectable is None or len(a) != len(b):
@@ -229,7 +229,7 @@ def _of_turns(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
 
 
 def _by_yuen(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
-    """Compare one figure a run by Yuen's test alone; one run a side has no figure of how it varies."""
+    """Compare one figure per run by Yuen's test alone; None for interval and p with one run per side."""
     if max(len(a), len(b)) < RUNS.enough:
         return Evidence(_trimmed(a), _trimmed(b), None, None, None, None)
     error, freedom = _error(a, b)
@@ -237,20 +237,20 @@ def _by_yuen(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
 
 
 def _by_pairs(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
-    """Compare one figure a run by the trimmed mean of the differences within turns, as Yuen's test does for one set."""
+    """Compare one figure per run by Yuen's test for one set: the trimmed mean of the differences within turns."""
     differences = [of_b - of_a for of_a, of_b in zip(a, b, strict=True)]
     square, freedom, _ = _square(differences)
     found = _tested(a, b, _trimmed(differences), math.sqrt(square), freedom, level)
     assert found.low is not None
     assert found.high is not None
-    # the change that is shown is that of the two figures, and lies within its interval
+    # the displayed change is that of the two figures, and must lie within its interval
     return found._replace(low=min(found.low, found.change), high=max(found.high, found.change), test=BY_PAIRS)
 
 
 def _tested(
     a: Sequence[float], b: Sequence[float], shift: float, error: float, freedom: float, level: float
 ) -> Evidence:
-    """Return what Student's t says of a shift, with the figures of both sides."""
+    """Return the evidence of Student's t for a shift, with the figures of both sides."""
     means, half = (_trimmed(a), _trimmed(b)), error * quantile(1 - level / 2, freedom)
     detectable = max(_detectable(error, freedom, level), NEGLIGIBLE * means[0])
     return Evidence(*means, shift - half, shift + half, _p(shift, error, freedom), detectable, BY_YUEN)
@@ -265,15 +265,15 @@ def _detectable(error: float, freedom: float, level: float) -> float:
 
 
 def _trimmed(values: Sequence[float]) -> float:
-    """Return the trimmed mean that the standard error belongs to: by the definition also of three values, of which
-    `summary.trimmed_mean` takes the median."""
+    """Return the trimmed mean that the standard error belongs to. It follows the definition also for three values, for
+    which `summary.trimmed_mean` returns the median."""
     drop = math.floor(summary.TRIM * len(values))
     return statistics.fmean(sorted(values)[drop : len(values) - drop])
 
 
 def _error(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """Return Yuen's standard error of the difference of two trimmed means, and its degrees of freedom."""
-    if 1 in (len(a), len(b)):  # nothing is known of how the one varies: as the others do
+    if 1 in (len(a), len(b)):  # the variance of a single value is unknown: assume that of the other side
         square, share, inner = _square(a if len(a) > 1 else b)
         return math.sqrt(square * (1 + inner)), share
     (of_a, share_a, _), (of_b, share_b, _) = _square(a), _square(b)
@@ -282,7 +282,7 @@ def _error(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
 
 
 def _square(values: Sequence[float]) -> tuple[float, int, int]:
-    """Return the squared standard error of a trimmed mean, its degrees of freedom, and of how many it is the mean."""
+    """Return the squared standard error of a trimmed mean, its degrees of freedom, and the number of values in it."""
     ordered, drop = sorted(values), math.floor(summary.TRIM * len(values))
     low, high, inner = ordered[drop], ordered[-1 - drop], len(ordered) - 2 * drop
     winsorised = statistics.variance([min(max(value, low), high) for value in ordered])
@@ -290,14 +290,14 @@ def _square(values: Sequence[float]) -> tuple[float, int, int]:
 
 
 # --- sequential --------------------------------------------------------------------------------------------------
-# When to stop: runs that take turns are looked at after each turn, and all looks together raise few false alarms.
+# When to stop: runs in turns are tested after each turn, and all these looks together raise few false alarms.
 #
-# Looking often finds by chance what is not there. So each look tests at a level below 5 %, the same for all looks, as
-# Pocock (1977) does: the level at which, of programs that do not differ, one in twenty is called changed in any of
-# the looks. The levels were simulated for the smaller p of both tests, of normal figures that do not drift (120,000
-# courses each): where they drift, the test of all runs raises fewer alarms;
-# `tests/comparison/test_compare_rates.py` simulates some of them again. They belong to a maximum that is stated
-# before the first turn.
+# Repeated looks increase the probability of a false alarm. So each look tests at a level below 5 %, the same for all
+# looks, as in Pocock (1977): the level at which one in twenty pairs of equal programs is called changed in any of the
+# looks. The levels were simulated for the smaller p of both tests, with normal figures without drift (120,000
+# courses each); with drift, the test of all runs raises fewer alarms. `tests/comparison/test_compare_rates.py`
+# repeats some of the simulations. The levels belong to a maximum number of turns that is stated before the first
+# turn.
 
 
 FIRST = 3
@@ -307,23 +307,23 @@ LEVELS = {
     3: 0.0375, 4: 0.0222, 5: 0.0132, 6: 0.0102, 7: 0.0085, 8: 0.0074, 10: 0.0058, 12: 0.0051, 15: 0.0043, 20: 0.0036,
     25: 0.0032, 30: 0.0029, 40: 0.0025, 50: 0.0023, 75: 0.002, 100: 0.0018,
 }  # fmt: skip
-"""By the greatest number of turns."""
+"""Maximum number of turns → significance level of one look."""
 
 MOST = max(LEVELS)
 
 USUAL = 20
-"""Turns that are recommended. Of 1,000 simulated courses each they find a step that is 5 % slower in all
-where starts differ by 2 % (15 turns: 99.7 %, 10: 95 %), in 99.9 % where turns differ by 2.5 % as well (99, 88 %), in
-98 % where a neighbour slows one run in ten by 15 % (96, 88 %), in 94 % where starts differ by 3.2 % and turns do not
-(84, 62 %); with at most 4 % false alarms at all looks together. A change is known after 6 to 11 turns with each; where
-there is none, 20 take a third longer than 15."""
+"""Recommended maximum number of turns. In 1,000 simulated courses each, they find a step that is 5 % slower in all
+courses if starts differ by 2 % (15 turns: 99.7 %, 10: 95 %), in 99.9 % if turns also differ by 2.5 % (99, 88 %), in
+98 % if a neighbour slows one run in ten by 15 % (96, 88 %), in 94 % if starts differ by 3.2 % and turns do not
+(84, 62 %), with at most 4 % false alarms at all looks together. A change is known after 6 to 11 turns with each
+maximum; if there is none, 20 turns take a third longer than 15."""
 
 
 def repeats(most: int) -> Repeats:
-    """Return how runs are judged that take turns, at most so many.
+    """Return how runs that take turns, at most `most`, are judged.
 
     Raises:
-        UsageError: fewer than three, or more than a hundred.
+        UsageError: `most` is below three or above a hundred.
     """
     if not FIRST <= most <= MOST:
         raise UsageError(f"{most} turns: at least {FIRST} are needed to tell anything, and at most {MOST} are taken")
@@ -331,26 +331,26 @@ def repeats(most: int) -> Repeats:
 
 
 class Known(NamedTuple):
-    """What a look at the step found: whether more turns are needed, and where it stands."""
+    """The result of a look at the step: whether the turns suffice, and the change with its interval."""
 
     enough: bool
     change: float
-    """Share of A, as all three."""
+    """Change as a share of A, like `low` and `high`."""
     low: float
     high: float
 
 
 def look(how: Repeats, a: list[float], b: list[float], threshold: float | None = None) -> Known:
-    """Look at the figures of the steps after a turn.
+    """Test the figures of the steps after a turn.
 
     Args:
-        how: from `repeats`.
-        a: a figure a run, two or more.
+        how: the result of `repeats`.
+        a: one figure per run, two or more.
         b: likewise.
-        threshold: the share at which it matters that B is slower, where that is the question.
+        threshold: the share from which a slowdown of B matters, or None.
 
-    Without a threshold it is enough to know that B is slower or faster, or that the change is negligible; with one,
-    on which side of it the change lies. The intervals hold at all looks at once, so either end may be read.
+    Without a threshold the turns suffice if B is known to be slower or faster, or the change to be negligible; with a
+    threshold, if the change is known to lie on one side of it. The intervals hold at all looks at once.
     """
     found = how.evidence(a, b)
     assert found.low is not None

@@ -1,7 +1,7 @@
-"""What a step's time goes to, as the analyses have it: phases, why devices were idle, launches; one figure a run.
+"""Parts of a step's time from the analyses: phases, causes of idle time, launches; one figure per run.
 
-These are what a comparison concludes from. Steps are not told apart in them, so of one run a side they are not tested.
-What a run does not have took no time in it.
+The conclusion of a comparison is drawn from these parts. They have no figures of single steps, so they are not tested
+if there is one run per side. A part that a run lacks took no time in it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NS_PER_MS = 1e6
 
 
 def phases(trace: Trace) -> list[Series]:
-    """Return the phases of an iteration: forward, backward, optimizer, data, the rest; empty where nothing tells."""
+    """Return the phases of an iteration: forward, backward, optimizer, data, the rest; empty if they are unknown."""
     try:
         rows = analysed(trace).project("phase, ms, calls").fetchall()
     except AnalysisError:
@@ -37,20 +37,20 @@ def phases(trace: Trace) -> list[Series]:
 
 
 def idle(trace: Trace) -> list[Series]:
-    """Return the idle time of a device in a step, by cause: of several devices the mean. Empty without a device."""
+    """Return the idle time of a device in a step, by cause; the mean over several devices. Empty without a device."""
     return _of_devices(trace, idle_causes, "cause, sum(idle_ms), sum(gaps)", "cause")
 
 
 def launches(trace: Trace) -> list[Series]:
-    """Return what launches cost the host in a step, with their number; of several devices the mean."""
+    """Return the host time of launches in a step, with their number; the mean over several devices."""
     return _of_devices(trace, launch_costs, "'launches', sum(launch_ms), sum(launches)", "")
 
 
 def _of_devices(trace: Trace, analysis: Analysis, sums: str, group: str) -> list[Series]:
-    if not trace.has(Level.KERNEL) or len(trace.run.kinds) > 1:  # they are over steps of all kinds
+    if not trace.has(Level.KERNEL) or len(trace.run.kinds) > 1:  # these analyses cover steps of all kinds
         return []
     rows = analysis(trace).aggregate(sums, group).order("1").fetchall()
-    ((windows,),) = trace.con.execute(  # a step of a device; where nothing tells steps, all that it did is one
+    ((windows,),) = trace.con.execute(  # a window is a step of a device, or its whole work in a trace without steps
         "SELECT count(*) FROM (SELECT DISTINCT rank, device, step FROM device_work "
         "WHERE step IS NOT NULL OR (SELECT count(step) FROM device_work) = 0)"
     ).fetchall()
@@ -63,16 +63,16 @@ def _of_devices(trace: Trace, analysis: Analysis, sums: str, group: str) -> list
 
 
 # --- taken -------------------------------------------------------------------------------------------------------
-# Memory of two runs: peaks per device, and what each layer allocates. It hardly varies, so no test is made.
+# Memory of two runs: peaks per device, and allocations of each layer. They hardly vary, so no test is made.
 
 
 Taken = dict[tuple[str, str | None], float]
 
 
 def memory(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[tuple[str, str | None, float | None, float | None]]:
-    """Yield name, type and MiB in the runs of both sides, the median; None where a side does not have it.
+    """Yield name, type and the median MiB over the runs of either side; None if a side does not have it.
 
-    First the peak of each device over all steps, then what the layers together and each layer itself allocate.
+    The peaks of the devices over all steps come first, then the allocations of all layers together and of each layer.
     """
     for of in (_peaks, _layers):
         one, other = _median([of(run) for run in a]), _median([of(run) for run in b])
@@ -87,7 +87,7 @@ def memory(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[tuple[str, str | 
 
 
 def _same_place(one: Taken, other: Taken) -> dict[tuple[str, str | None], tuple[str, str | None]]:
-    """Return the layers of A that B has by the same name and another type, with those of B."""
+    """Return the layers of A → those of B with the same name and another type."""
     gone, new = [key for key in one if key not in other], [key for key in other if key not in one]
     names = {name: (name, kind) for name, kind in new if sum(each == name for each, _ in new) == 1}
     return {key: names[key[0]] for key in gone if key[0] in names and sum(each == key[0] for each, _ in gone) == 1}

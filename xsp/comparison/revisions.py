@@ -1,4 +1,4 @@
-"""Revisions of a program, each checked out into a tree of its own that is removed again; the user's is not touched."""
+"""Revisions of a program, each checked out into a temporary work tree; the user's own work tree is not touched."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _WITHOUT_HOOKS = ("-c", "core.hooksPath=/dev/null")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a side runs."""
+    """The directory in which a side runs."""
 
     folder: Path
     """The working directory."""
     modules: tuple[Path, ...] = ()
-    """Where its modules are looked for first."""
+    """Directories that are searched first for its modules."""
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that have modules come from this tree, also where the user's is installed editably."""
+        """Return variables that let modules come from this tree, even if the user's tree is installed as editable."""
         if not self.modules:
             return {}
         known = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
@@ -37,10 +37,10 @@ class Place:
 
 @contextlib.contextmanager
 def checked_out(revisions: Sequence[str]) -> Iterator[list[Place]]:
-    """Check revisions of the repository around the working directory out, and remove them at the end.
+    """Check out revisions of the repository around the working directory, and remove them at the end.
 
     Yields:
-        For each, the place that corresponds to the working directory.
+        For each revision, the place that corresponds to the working directory.
 
     Raises:
         UsageError: there is no repository, no git, or no such revision.
@@ -97,10 +97,10 @@ def _remove(top: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let a second Ctrl-C wait until everything is removed."""
+    """Ignore a second Ctrl-C until everything is removed."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not in the main thread, which alone gets it
+    except ValueError:  # not in the main thread, which alone receives signals
         yield
         return
     try:

@@ -1,4 +1,4 @@
-"""The comparison itself: series of both sides, aligned, tested, and put into one table."""
+"""The comparison itself: series of both sides, aligned, tested, and combined into one table."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _SECTIONS: tuple[tuple[str, Callable[[Trace], list[Series]], Align], ...] = (
 )
 
 _ALIGNED = ("layer", "layer on device", "kernel", "operator")
-"""Sections in which two programs have something in common, if they can be compared at all."""
+"""Sections in which two programs must have something in common to be comparable."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a comparison; times in milliseconds per step, A first. What was not measured is None."""
+    """One row of a comparison; times in milliseconds per step, A first. Values that were not measured are None."""
 
     section: str
     name: str
     type: str | None
     aligned: str | None
-    """The evidence that the two are the same: key, name, type; None where one run has no counterpart."""
+    """The evidence that the two are the same: key, name, type; None if one side has no counterpart."""
     a_ms: float | None = None
     b_ms: float | None = None
     change_ms: float | None = None
@@ -61,7 +61,7 @@ class Row:
     detectable_percent: float | None = None
     p_adjusted: float | None = None
     test: str | None = None
-    """What the interval and p are of: Yuen's test, or ranks."""
+    """The test behind the interval and p: Yuen's test, ranks or pairs."""
     a_steps: int | None = None
     b_steps: int | None = None
     a_calls: float | None = None
@@ -73,26 +73,26 @@ class Row:
     a_runs: int | None = None
     b_runs: int | None = None
     a_between_percent: float | None = None
-    """How much the runs of the side differ: their standard deviation, of their mean. None where there is one."""
+    """Standard deviation of the side's runs in percent of their mean; None for a single run."""
     b_between_percent: float | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side, or several runs a side."""
+    """A comparison of two runs, or of several runs per side."""
 
     a: str
-    """The name of the run; of several, their different names."""
+    """The name of the run, or the distinct names of several runs."""
     b: str
     a_runs: int
     b_runs: int
     repeats: Repeats
-    """What was repeated, and so what the verdicts are about."""
+    """The kind of repeats, which determines what the verdicts refer to."""
     differences: list[Difference]
-    """In what the runs differ beside their times."""
+    """Differences between the runs other than their times."""
     rows: list[Row] = field(repr=False)
-    """Of the sections step, loop, phase, idle, launch, kernel class, operator on device, call, layer, layer on device,
-    kernel, operator and memory, in this order."""
+    """Rows of the sections step, loop, phase, idle, launch, kernel class, operator on device, call, layer, layer on
+    device, kernel, operator and memory, in this order."""
 
     @property
     def step(self) -> Row:
@@ -104,18 +104,18 @@ class Comparison:
         return [row for row in self.rows if row.section == name]
 
     def slower_by(self, percent: float) -> bool:
-        """Return whether the step is slower, by that much or more at the lower end of its interval.
+        """Return whether the step is slower by `percent` or more at the lower end of its interval.
 
-        Of one run a side, also after what two starts may differ by is taken off.
+        With one run per side, the possible difference between two starts is subtracted first.
         """
         low = self.step.low_percent
         return self.step.verdict == SLOWER and low is not None and low - 100 * self.repeats.starts >= percent
 
     def not_slower_by(self, percent: float) -> bool:
-        """Return whether the step is known not to be slower by that much: the upper end of its interval is below it.
+        """Return whether the step is known not to be slower by `percent`: the upper end of its interval is below it.
 
-        Of one run a side, also after what two starts may differ by is added, or if B was the faster one. A change
-        that is too small to be called one (1 %) is none. Where neither this nor `slower_by` holds, it cannot be told.
+        With one run per side, the possible difference between two starts is added first. The result is also true if B
+        was faster. Changes below 1 % do not count. If neither this nor `slower_by` holds, the answer is unknown.
         """
         step = self.step
         if step.high_percent is None or step.verdict == OTHER_WORK:
@@ -124,7 +124,7 @@ class Comparison:
         return most < max(percent, 100 * NEGLIGIBLE) or step.verdict in (FASTER, FASTER_HERE)
 
     def relation(self, section: str | None = None) -> duckdb.DuckDBPyRelation:
-        """Return the rows as a relation, of one section or all: `.df()`, `.pl()`, `.show()`."""
+        """Return the rows of one section or of all as a relation: `.df()`, `.pl()`, `.show()`."""
         con = table.connect()
         columns = [Column(each.name, _TYPES.get(each.name, "DOUBLE"), "") for each in fields(Row)]
         table.create(con, "comparison", columns)
@@ -196,12 +196,12 @@ def _section(
     """Return the rows of a section.
 
     Args:
-        section: its name.
-        a: the rows of each run of a side.
-        b: likewise.
-        paired: which row is which of another run.
-        repeats: how they are judged.
-        judged: whether they do the same work.
+        section: name of the section.
+        a: the rows of each run of side A.
+        b: likewise, of side B.
+        paired: function that pairs the rows of two runs.
+        repeats: how changes are judged.
+        judged: whether the rows get a verdict: False if the steps do different work.
     """
     if repeats.unit == "step":
         return _rows(section, paired(a[0], b[0]), repeats, judged)
@@ -253,13 +253,13 @@ def _both(
 
 
 def _verdict(section: str, found: Evidence, p: float | None, repeats: int, how: Repeats) -> str:
-    if found.p is None and section in dict(_PARTS):  # one figure a run, so that one run a side cannot be tested
+    if found.p is None and section in dict(_PARTS):  # one figure per run, so one run per side cannot be tested
         return _more(found.a, found.b)
     return how.verdict(found, p, repeats)
 
 
 def _alone(section: str, pair: Pair, how: Repeats) -> Row:
-    """Return the row of what only one side has."""
+    """Return the row of a pair that only one side has."""
     row = pair.a or pair.b
     assert row is not None
     took = how.figure(row.values) / 1e6
@@ -283,7 +283,7 @@ def _runs(row: Series) -> int:
 
 
 def _between(row: Series) -> float | None:
-    """Return how much the runs of a side differ, in percent of their mean."""
+    """Return the standard deviation of a side's runs in percent of their mean; None for a single run."""
     if _runs(row) < 2 or not (mean := statistics.fmean(row.values)):
         return None
     return 100 * statistics.stdev(row.values) / mean

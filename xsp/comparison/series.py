@@ -1,7 +1,7 @@
-"""The times of a run, over its repeats, of what another run can be compared in; and of several runs, a figure each.
+"""The comparable times of a run over its repeats: a time per step, or, for several runs, a figure per run.
 
-The times are those of the timed steps at the own rung of each level, in which it is the deepest one on (see
-`xsp.store.merge`), so that no deeper level's cost is in them. A run without timed steps has one time for each row.
+The times are those of the timed steps at the own rung of each level, at which it is the deepest recorded level (see
+`xsp.store.merge`), so that they exclude the cost of deeper levels. A run without timed steps has one time per row.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from xsp.store.views import LAYERS, NS
 
 
 class Series(NamedTuple):
-    """One row of a run: what it is, and its time in each repeat."""
+    """One row of a run: its identity, and its time in each repeat."""
 
     key: str | None
     name: str
     type: str | None
     values: list[float]
-    """Nanoseconds: of each step, or of several runs the figure of each."""
+    """Nanoseconds of each step or, for several runs, the figure of each run."""
     calls: float | None = None
-    """Per step, the median."""
+    """Median number of calls per step."""
     steps: int | None = None
-    """Of several runs, how many steps are in their figures."""
+    """For several runs, the number of steps in their figures."""
 
 
 def figure(series: Series) -> float:
-    """Return what a run says of a row, in nanoseconds: the trimmed mean of its steps."""
+    """Return the figure of a run for a row, in nanoseconds: the trimmed mean of its steps."""
     return summary.trimmed_mean(series.values)
 
 
 ENOUGH = 3
-"""Bare steps that tell how long one takes."""
+"""Minimum number of bare steps for a figure of the step."""
 
 
 class Bare(NamedTuple):
@@ -46,21 +46,21 @@ class Bare(NamedTuple):
 
     alone: Series
     iterations: Series
-    """The same with what stands between a step and the one before it: what the program's loop takes."""
+    """Iterations of the program's loop: each step with the time since the step before it."""
 
 
 class Steps(NamedTuple):
-    """The steps of a run: those that ran bare, and those that were recorded at the rung of the model."""
+    """The steps of a run: bare steps, and steps that were recorded at the rung of the model."""
 
     steady: Bare | None
-    """Steady ones, see `loop` in the trace; None where there are too few, as in what others recorded."""
+    """Steady steps, see `loop` in the trace; None if there are too few, as in traces of other profilers."""
     followed: Bare | None
-    """Those that followed a bare one, steady or not: a short run has more of them. A few percent slower."""
+    """Steps that followed a bare one, steady or not: a short run has more of them. A few percent slower."""
     recorded: Series | None
 
 
 def steps(trace: Trace) -> Steps:
-    """Return the steps of a run, of the kind that its figures are of."""
+    """Return the steps of a run that are of the same kind as its figures."""
     rows = _calls(trace, f"kind = '{Kind.STEP}'")
     recorded = rows[0]._replace(key="step") if rows else None
     of_kind = "true" if (kind := getattr(trace, "kind", None)) is None else f"kind = {int(kind)}"
@@ -79,7 +79,7 @@ def steps(trace: Trace) -> Steps:
 
 
 def _bare(name: str, found: Sequence[tuple[float, float | None, bool]]) -> Bare | None:
-    """Return bare steps as rows of a comparison; None where they are too few to tell."""
+    """Return bare steps as rows of a comparison; None if there are too few."""
     alone = [step for step, _, _ in found]
     whole = [each for _, each, _ in found if each is not None]
     if min(len(alone), len(whole)) < ENOUGH:
@@ -88,9 +88,9 @@ def _bare(name: str, found: Sequence[tuple[float, float | None, bool]]) -> Bare 
 
 
 def alike(runs: Sequence[Steps]) -> tuple[list[list[Series]], list[list[Series]]]:
-    """Return the step of each run, and its loop's iteration: of all from the best steps that all of them have.
+    """Return the step and the loop's iteration of each run, from the best kind of steps that all runs have.
 
-    Those are steady ones, else bare ones that followed a bare one, else recorded ones; which tell of no loop.
+    These are steady steps, else bare steps that followed a bare one, else recorded steps, which have no iterations.
     """
     for tier in ([run.steady for run in runs], [run.followed for run in runs]):
         bare = [each for each in tier if each is not None]
@@ -147,7 +147,7 @@ def kernels(trace: Trace) -> list[Series]:
 
 
 def kernel_classes(trace: Trace) -> list[Series]:
-    """Return the device work by class of kernel, as its names tell it, and copies; of several devices the mean."""
+    """Return the device work by class of kernel, derived from names, and copies; the mean over several devices."""
     if not trace.has(Level.KERNEL):
         return []
     prepare(trace)
@@ -181,7 +181,7 @@ def operators_on_device(trace: Trace) -> list[Series]:
 
 
 def operators(trace: Trace) -> list[Series]:
-    """Return the operators by name, with the sum in a step of their host times without the operators inside them."""
+    """Return the operators by name, with the sum of their host self times in a step."""
     return _named(
         trace,
         Level.OP,
@@ -237,7 +237,7 @@ def _layer_rows(trace: Trace, own: str) -> list[Series]:
     """Return a series for each layer of the merged step.
 
     Args:
-        trace: whose.
+        trace: the trace to query.
         own: SQL of key, trace_id, step and ns.
     """
     return _rows(
@@ -251,7 +251,7 @@ def _layer_rows(trace: Trace, own: str) -> list[Series]:
 
 
 def _named(trace: Trace, level: Level, own: str) -> list[Series]:
-    """Return a series for each name, dearest first; a step in which it does not occur counts as 0."""
+    """Return a series for each name, longest first; a step without the name counts as 0."""
     if _rung(trace, level) is None or not trace.has(level):
         return []
     return _rows(

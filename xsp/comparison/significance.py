@@ -1,4 +1,4 @@
-"""How rare a difference is by chance: Student's t, and the rank test of Mann and Whitney. The core has no SciPy."""
+"""Significance of a difference: Student's t, and the rank test of Mann and Whitney, without a dependency on SciPy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 
 _STRIPS = 200
 _FAR = 12
-"""Standard deviations beyond which nothing of the tail is left to sum."""
+"""Standard deviations beyond which the tail is negligible."""
 
 
 def p_value(t: float, freedom: float) -> float:
-    """Return how often Student's t is that far from 0 or farther, to either side.
+    """Return the two-sided p-value of Student's t.
 
-    With t = √ν·tan u the tail is an integral of cos(u)^(ν - 1), which Simpson's rule sums.
+    With t = √ν·tan u the tail is an integral of cos(u)^(ν - 1), computed by Simpson's rule.
     """
     begin = math.atan(abs(t) / math.sqrt(freedom))
     width = min(math.pi / 2 - begin, _FAR / math.sqrt(freedom)) / _STRIPS
@@ -30,7 +30,7 @@ def p_value(t: float, freedom: float) -> float:
 
 
 def quantile(share: float, freedom: float) -> float:
-    """Return the value of Student's t below which a share above one half lies."""
+    """Return the quantile of Student's t for a share above one half."""
     return _quantile(share, round(min(freedom, 1e4), 1))
 
 
@@ -46,14 +46,14 @@ def _quantile(share: float, freedom: float) -> float:
 # --- ranks ------------------------------------------------------------------------------------------------
 
 EXACT = 1_000
-"""Up to so many pairs of a value here and one there the distribution of U is counted; beyond, it is normal."""
+"""Maximum number of pairs of values for which the distribution of U is exact; above it, the normal one is used."""
 
 LONGEST = 1_000
-"""More values of a side than this are thinned out before their differences are taken; quantiles stand for them."""
+"""Maximum number of values per side in the differences of pairs; more values are replaced by their quantiles."""
 
 
 class Ranked(NamedTuple):
-    """What ranks say of how much larger the values of one side are."""
+    """The result of the rank test: p, and the interval of the shift from the first side to the second."""
 
     p: float
     low: float
@@ -61,19 +61,19 @@ class Ranked(NamedTuple):
 
 
 def ranked(a: Sequence[float], b: Sequence[float], level: float) -> Ranked | None:
-    """Compare two sets of values by their order alone (Mann and Whitney 1947), so one far value counts as any other.
+    """Compare two sets of values by their order alone (Mann and Whitney 1947), so an outlier counts like other values.
 
-    p is exact for few values: of all ways to deal the values out to both sides, the share in which they are parted at
-    least so far. Ties count half, which makes it cautious. The interval of the shift is of the differences of all
-    pairs (Hodges and Lehmann 1963), and excludes 0 where p is at most the level.
+    p is exact for few values: the share of all assignments of the values to both sides that separate them at least as
+    far. Ties count half, which makes it conservative. The interval of the shift is that of the differences of all
+    pairs (Hodges and Lehmann 1963), and excludes 0 if p is at most the level.
 
     Args:
-        a: of the first side, at least one.
-        b: of the second one, at least one.
-        level: of the interval, 0.05 for one that covers the shift in 95 %.
+        a: values of the first side, at least one.
+        b: values of the second side, at least one.
+        level: significance level of the interval, 0.05 for 95 % coverage of the shift.
 
     Returns:
-        None where so few values cannot reach the level, however far apart they are.
+        None if so few values cannot reach the level, however far apart they are.
     """
     pairs = len(a) * len(b)
     left_out = _left_out(len(a), len(b), level)
@@ -81,7 +81,7 @@ def ranked(a: Sequence[float], b: Sequence[float], level: float) -> Ranked | Non
         return None
     first, second = np.sort(np.asarray(a, float)), np.sort(np.asarray(b, float))
     below, equal = np.searchsorted(second, first, "left").sum(), np.searchsorted(second, first, "right").sum()
-    u = (int(below) + int(equal)) / 2  # of the pairs, those in which A's is the larger one
+    u = (int(below) + int(equal)) / 2  # number of pairs in which A's value is the larger one
     p = min(1.0, 2 * _tail(len(a), len(b), math.ceil(min(u, pairs - u))))
     first, second = _thinned(first), _thinned(second)
     apart = np.sort(np.subtract.outer(second, first), axis=None)
@@ -96,7 +96,7 @@ def _thinned(ordered: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def _left_out(n: int, m: int, level: float) -> int:
-    """Return how many of U's smallest values together are as rare as the level allows, at either end."""
+    """Return how many of the smallest values of U, at either end, the level allows to leave out."""
     low, high = 0, n * m // 2 + 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -105,7 +105,7 @@ def _left_out(n: int, m: int, level: float) -> int:
 
 
 def _tail(n: int, m: int, u: int) -> float:
-    """Return how often U is at most that, where both sides have the same distribution."""
+    """Return the probability that U is at most `u` if both sides have the same distribution."""
     if n * m > EXACT:
         deviation = math.sqrt(n * m * (n + m + 1) / 12)
         return statistics.NormalDist().cdf((u + 0.5 - n * m / 2) / deviation)
@@ -115,7 +115,7 @@ def _tail(n: int, m: int, u: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _ways(n: int, m: int) -> tuple[int, ...]:
-    """Return, for each u, in how many ways U is at most that: the sums of the Gaussian binomial's coefficients."""
+    """Return, for each u, the number of ways in which U <= u: cumulative sums of Gaussian binomial coefficients."""
     ways = [1] + [0] * (n * m)
     for k in range(1, n + 1):
         for u in range(n * m, m + k - 1, -1):

@@ -1,4 +1,4 @@
-"""Run two programs in turns, one process at a time, each under xsp into a run of its own, until it is known."""
+"""Run two programs in turns under xsp, one process and one run at a time, until their difference is known."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from xsp.errors import AnalysisError, ProgramError, RunError
 from xsp.store.trace import Trace
 
 Progress = Callable[[str, int, int], None]
-"""Called before each run with what runs and what is known, runs done, and runs in all."""
+"""Callback before each run: a text on the run and the result so far, number of runs done, number of runs in all."""
 
 OUTPUT = "output"
-"""Folder with what the programs printed."""
+"""Folder with the output of the programs."""
 
 KIND = "runs"
 SHOWN_LINES = 15
 PATIENCE_S = 30.0
-"""For a program that was interrupted to end by itself."""
+"""Seconds that an interrupted program has to end on its own."""
 
 
 @dataclass
 class Turns:
-    """The runs of both sides so far, and what the last look found."""
+    """The runs of both sides so far, and the result of the last look."""
 
     out: Path
     most: int
@@ -49,7 +49,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: what is run, and where."""
+    """One side of a comparison: its program, and the place where it runs."""
 
     letter: str
     program: Program
@@ -66,23 +66,23 @@ def take(
     threshold: float | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Run both sides in turns, until it is known how they differ or the turns are over.
+    """Run both sides in turns, until their difference is known or the turns are used up.
 
     Args:
         sides: A and B.
-        turns: gets the runs, in the order of the turns; where they go to, and how many there are at most.
-        levels: that are recorded.
+        turns: the output directory and the maximum number of turns; the runs are added to it in the order of the turns.
+        levels: levels to record.
         progress: see `Progress`.
-        seed: of the order within each turn.
-        kind: of step, as `xsp.load` takes it.
-        threshold: as of `sequential.look`.
-        overwrite: replace a comparison that is there.
+        seed: seed of the order within each turn, and of the programs' runs.
+        kind: kind of step, as in `xsp.load`.
+        threshold: see `evidence.look`.
+        overwrite: whether to replace an existing comparison.
 
     Raises:
-        UsageError: a number of turns that makes no sense.
-        OutputError: something is in the directory already, or it cannot be written.
-        ProgramError: a program failed, with its exit code and the end of what it printed.
-        AnalysisError: the two do different work, or one of them did no step.
+        UsageError: the number of turns is out of range.
+        OutputError: the directory is not empty, or cannot be written.
+        ProgramError: a program failed; the message has its exit code and the end of its output.
+        AnalysisError: the two do different work, or one of them ran no step.
     """
     how = evidence.repeats(turns.most)
     a: list[Steps] = []
@@ -97,7 +97,7 @@ def take(
         _write(turns, sides, finished=False)
         order: Sequence[Side] = sides
         for turn in range(1, turns.most + 1):
-            # balanced over each two turns, so that neither is always the second one on a warm machine
+            # balanced over every two turns, so that neither side always runs second, on a warm machine
             order = draw.sample(sides, k=2) if turn % 2 else order[::-1]
             paths = {side.letter: out / f"{side.letter}-{turn:02d}" for side in sides}
             for place, side in enumerate(order):
@@ -135,7 +135,7 @@ def _line(turns: Turns, turn: int, side: Side | None) -> str:
 
 
 def _run(side: Side, path: Path, levels: str, seed: int) -> None:
-    """Run one side once; what it prints goes into a file."""
+    """Run one side once, with its output in a file."""
     program, told = side.program, path.parent / OUTPUT / f"{path.name}.txt"
     environment = {**os.environ, **side.place.environment(), **dict(program.settings)}
     command = program.command(path, levels, seed)
@@ -143,7 +143,7 @@ def _run(side: Side, path: Path, levels: str, seed: int) -> None:
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=side.place.folder, env=environment,
-                start_new_session=True,  # it is told of an interrupt once, with all that it started
+                start_new_session=True,  # its process group receives an interrupt once, from `_end`
             )  # fmt: skip
         except OSError as error:
             raise ProgramError(f"{program.typed!r} cannot be started: {error.strerror}: {command[0]}") from None
@@ -158,12 +158,12 @@ def _run(side: Side, path: Path, levels: str, seed: int) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a program with all that it started: as an interrupt does, and if that is not enough, at once."""
+    """End a program and its subprocesses: by an interrupt, and if they do not end in time, by SIGKILL."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
     try:
         process.wait(PATIENCE_S)
-    except BaseException:  # it does not end, or whoever waits has no more patience
+    except BaseException:  # a timeout, or a second interrupt by the user
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -192,7 +192,7 @@ def _steps(trace: Trace, side: Side) -> Steps:
 
 
 def _write(turns: Turns, sides: Sequence[Side], finished: bool) -> None:
-    """Say in `run.json` what the directory holds, so that every command knows it for a directory of runs."""
+    """Write the contents of the directory to `run.json`, so that every command recognises it as a directory of runs."""
     content: dict[str, Any] = {
         "kind": KIND,
         "name": turns.out.name,
@@ -206,7 +206,7 @@ def _write(turns: Turns, sides: Sequence[Side], finished: bool) -> None:
 
 @contextlib.contextmanager
 def _ended_as_by_an_interrupt() -> Iterator[None]:
-    """Let a request to end, as `kill` sends it, clean up as Ctrl-C does."""
+    """Treat SIGTERM, which `kill` sends, as Ctrl-C, so that it also cleans up."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,17 +1,17 @@
-"""Which kernel of the timed steps each row of a counter report is of.
+"""Matching of the rows of a counter report with the kernels of the timed steps.
 
-Two runs of a program launch the same kernels in the same order. Rows and kernels are put into groups that have the same
-layer, name, grid and block. Where a group has as many rows as kernels, the k-th row is of the k-th kernel; where it has
-not, nothing in it is joined: which of them is missing is not known.
+Two runs of a program launch the same kernels in the same order. Rows and kernels are grouped by layer, name, grid and
+block. If a group has as many rows as kernels, the k-th row belongs to the k-th kernel; otherwise nothing in the group
+is joined, because it is unknown which row or kernel is missing.
 
 - **Layer.** The counter step marks the call of each module with an NVTX range (`layer_range`), so that a row has the
-  layer that its launch was in. A kernel has it where evidence of its own step says that it was launched in there.
-  What was launched elsewhere (backward passes, optimizers, graphs) makes groups over the whole step, and so does all
-  of a report without such ranges, made by hand.
-- **Name.** The function's, without namespaces, template arguments and parameters: those are written differently by
-  every tool (`<4, …>` is `<(int)4, …>` elsewhere).
-- **Grid and block**, where both sides tell them of every kernel of that name.
-- **Order.** That of the launches: of correlation ids on the timed side, of the report on the other.
+  layer of its launch. A kernel has a layer if evidence from its own step shows that it was launched there. Launches
+  elsewhere (backward passes, optimizers, graphs) form groups over the whole step, and so do all kernels of a report
+  without such ranges that was made by hand.
+- **Name.** The name of the function, without namespaces, template arguments and parameters, which every tool writes
+  differently (`<4, …>` is `<(int)4, …>` elsewhere).
+- **Grid and block**, if both sides state them for every kernel of that name.
+- **Order.** The order of launches: by correlation id on the timed side, by position in the report on the other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xsp.counters.reading import Row, Size
 
 Group = tuple[object, ...]
 LAYER = "xsp.layer#"
-"""How the names of the ranges begin that tell a layer."""
+"""Prefix of the names of ranges that mark a layer."""
 
 
 class Kernel(NamedTuple):
@@ -35,44 +35,44 @@ class Kernel(NamedTuple):
 
     name: str
     order: tuple[int, int]
-    """Sorts kernels as they were launched."""
+    """Sort key for the order of launches."""
 
     ns: float
-    """Its time, true as far as known."""
+    """Its true time if known, else the recorded one."""
 
     grid: Size | None = None
     block: Size | None = None
     layer: str | None = None
-    """As `layer_range` names it; None where it was launched outside of modules' calls."""
+    """Name of its layer's range, see `layer_range`; None if it was launched outside module calls."""
 
 
 class Joined(NamedTuple):
-    """What belongs together."""
+    """The result of joining a report."""
 
     rows: Mapping[str, Row]
-    """By the kernel's key."""
+    """Key of the kernel → row."""
 
     rows_given: int
     by_layer: bool
-    """Whether the report told layers."""
+    """Whether the report has ranges of layers."""
 
 
 def layer_range(ordinal: int, name: str) -> str:
     """Return the NVTX range of a module's call; `xsp_collectors.cuda.profilerrange` pushes it.
 
     Args:
-        ordinal: the how-manieth call of this module in the step, from 0.
-        name: of the module in its model.
+        ordinal: index of the call among the calls of this module in the step, from 0.
+        name: name of the module in its model.
     """
     return f"{LAYER}{ordinal}#{name}"
 
 
 def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> Joined:
-    """Return which row is of which kernel.
+    """Match the rows of a report with kernels.
 
     Args:
-        kernels: of one timed step.
-        rows: of a report on one step, in launch order.
+        kernels: kernels of one timed step.
+        rows: rows of a report on one step, in launch order.
     """
     by_layer = any(_layer_of(row) is not None for row in rows)
     shaped = _shaped(kernels, rows)
@@ -88,7 +88,7 @@ def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> Joined:
 
     found = _paired(launched, rows, in_layer)
     taken = {id(row) for row in found.values()}
-    found |= _paired(  # a kernel of unknown layer may have been launched in any
+    found |= _paired(  # a kernel with an unknown layer may have been launched in any layer
         [kernel for kernel in launched if kernel.layer is None and kernel.key not in found],
         [row for row in rows if id(row) not in taken],
         alike,
@@ -99,7 +99,7 @@ def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> Joined:
 def _paired(
     kernels: Iterable[Kernel], rows: Iterable[Row], group_of: Callable[[Kernel | Row], Group]
 ) -> dict[str, Row]:
-    """Pair the k-th kernel of a group with its k-th row, where it has as many of the one as of the other."""
+    """Pair the k-th kernel of a group with its k-th row, if the group has as many kernels as rows."""
     ours: dict[Group, list[Kernel]] = defaultdict(list)
     theirs: dict[Group, list[Row]] = defaultdict(list)
     for kernel in kernels:
@@ -137,7 +137,7 @@ def _layer_of(row: Row) -> str | None:
 
 
 def _shaped(kernels: Iterable[Kernel], rows: Iterable[Row]) -> Mapping[str, bool]:
-    """Return of each name whether grid and block of all its kernels are known on both sides."""
+    """Return, for each name, whether grid and block of all its kernels are known on both sides."""
     known: dict[str, bool] = defaultdict(lambda: True)
     both: list[Kernel | Row] = [*kernels, *rows]
     for each in both:

@@ -1,9 +1,9 @@
-"""Nsight Compute's command line: find it, run a program under it, make a table of its report, read why it failed.
+"""Nsight Compute's command line: find it, run a program under it, export its report, explain its failures.
 
-`ncu` replays each kernel between `cudaProfilerStart` and `cudaProfilerStop` as often as the wanted metrics need, with
-the device's memory as it was before. It empties the caches before each replay, so that what is counted does not hang on
-what ran before (`--cache-control all`), and leaves the clocks alone (`--clock-control none`): its times are not used.
-Options are those of versions 2021.1 and later.
+`ncu` replays each kernel between `cudaProfilerStart` and `cudaProfilerStop` as often as the wanted metrics require, and
+restores the device's memory before each replay. It flushes the caches before each replay, so that counters do not
+depend on earlier work (`--cache-control all`), and does not change the clocks (`--clock-control none`), because its
+times are not used. Options are those of versions 2021.1 and later.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from xsp.errors import CounterError
 PROGRAM = "ncu"
 _FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
 _LIMIT_S = 120
-"""For what takes seconds; a program under ncu takes as long as it takes."""
+"""Timeout in seconds for short commands; a program under ncu has no timeout."""
 
 _ATTEMPTS = 3
-"""A metric that ncu does not know ends it before the program starts; it is left out then."""
+"""Maximum number of starts: an unknown metric ends ncu before the program starts, and is then left out."""
 
 _UNKNOWN_METRIC = re.compile(r"Failed to find metric (?:regex:\^)?(\w+?__\w+)")
 
@@ -44,16 +44,16 @@ FAILURES: tuple[tuple[str, str], ...] = (
     ("unsupported chip", "this ncu does not know the device: it is too old or too new"),
     ("LibraryNotLoaded", "ncu could not load its libraries into the program"),
 )
-"""What stands in ncu's output, and what it means."""
+"""Text in ncu's output → its meaning."""
 
 NO_KERNELS = "No kernels were profiled"
 
 
 def find() -> str:
-    """Return the path of ncu: on the PATH, else where CUDA's packages put it.
+    """Return the path of ncu: on the PATH, else in the folders of CUDA's packages.
 
     Raises:
-        CounterError: there is none.
+        CounterError: ncu is not installed.
     """
     found = shutil.which(PROGRAM)
     if found is None:
@@ -71,8 +71,8 @@ def collect(command: Sequence[str], folder: Path) -> Path:
     """Run a program under ncu, and return the table of its report.
 
     Args:
-        command: the program, which marks the kernels that count by `cudaProfilerStart` and `cudaProfilerStop`.
-        folder: to write into; the report names the host, so the folder is not kept.
+        command: the program, which marks the kernels to count with `cudaProfilerStart` and `cudaProfilerStop`.
+        folder: folder for the report, which contains the host's name, so the caller must delete the folder.
 
     Returns:
         The path of a CSV file that `xsp.counters.reading` reads.
@@ -87,7 +87,7 @@ def collect(command: Sequence[str], folder: Path) -> Path:
         code = subprocess.run([*_collecting(program, wanted, folder / "report", log), *command], check=False).returncode
         said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         unknown = set(_UNKNOWN_METRIC.findall(said))
-        report = next(folder.glob("report.*rep*"), None)  # ncu adds the ending, which changed its name in 2020
+        report = next(folder.glob("report.*rep*"), None)  # ncu adds the suffix, which changed in 2020
         if report is not None or not unknown:
             break
         wanted = [name for name in wanted if name.partition(".")[0] not in unknown]
@@ -97,7 +97,7 @@ def collect(command: Sequence[str], folder: Path) -> Path:
 
 
 def available(program: str) -> list[str]:
-    """Return the wanted metrics that the devices here have; all, if ncu does not say."""
+    """Return the wanted metrics that the devices here have; all of them if ncu does not list any."""
     try:
         asked = subprocess.run(
             [program, "--query-metrics"],
@@ -114,7 +114,7 @@ def available(program: str) -> list[str]:
 
 
 def reason(said: str, code: int) -> str:
-    """Return in a sentence why there are no counters."""
+    """Return a sentence on why there are no counters."""
     for mark, meaning in FAILURES:
         if mark.lower() in said.lower():
             return meaning
@@ -137,7 +137,7 @@ def _collecting(program: str, wanted: Sequence[str], report: Path, log: Path) ->
 
 
 def _as_table(program: str, report: Path, path: Path) -> Path:
-    """Write a report's page `raw` as CSV; an ncu without the option for units chooses them itself."""
+    """Write a report's page `raw` as CSV; an ncu without the option for units uses its own units."""
     command = [program, "--import", str(report), "--csv", "--page", "raw"]
     for units in (["--print-units", "base"], []):
         with open(path, "wb") as table:
@@ -151,5 +151,5 @@ def _as_table(program: str, report: Path, path: Path) -> Path:
 
 
 def _without_paths(text: str) -> str:
-    """Return a sentence of ncu's without paths, which may name a person."""
+    """Return a message of ncu without paths, which may contain a user's name."""
     return re.sub(r"(?<![\w:])/\S+", "…", text.strip())

@@ -1,13 +1,13 @@
-"""Nsight Compute's CSV → rows, one for each kernel that was replayed.
+"""Parser of Nsight Compute's CSV, with one row for each replayed kernel.
 
-Two forms are read, both as versions 2020.1 to 2025.3 write them:
+Two forms are supported, both as written by versions 2020.1 to 2025.3:
 
 - `ncu --csv --page raw`: a column for each metric, a second line with their units, then a line for each kernel;
 - `ncu --csv` (page `details`): a line for each metric, with its name, unit and value.
 
-What the program and ncu printed before, between and after is skipped. Numbers are written for the reader's country:
-`1,234.5`, `1.234,5`, `1 234,5`; which it is, is decided once for the whole file. `n/a` is a metric that the device does
-not have. Lines of NVTX ranges look like `7  "<default domain>:name:none:…"  "<default domain>:…"`, outermost first.
+Output of the program and of ncu before, between and after the tables is skipped. Numbers depend on the locale:
+`1,234.5`, `1.234,5`, `1 234,5`; the format is determined once for the whole file. `n/a` is a metric that the device
+does not have. NVTX ranges look like `7  "<default domain>:name:none:…"  "<default domain>:…"`, outermost first.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Size = tuple[int, int, int]
 _NAME = "Kernel Name"
 _LONG = ("Metric Name", "Metric Unit", "Metric Value")
 _RANGES = "Push/Pop_Range"
-"""In the name of the column with the NVTX ranges that the launching thread was in."""
+"""Part of the name of the column with the NVTX ranges of the launching thread."""
 
 _RANGE = re.compile(r'"[^":]*:((?:[^"])*)"')
 _TAIL = re.compile(r"(:none)+$")
 _NUMBER = re.compile(r"\d[\d.,'\s\u00a0\u202f]*(?:[eE][-+]?\d+)?", re.ASCII)
 _MOST = 2**62
-"""No counter of a kernel comes near; a greater number is none."""
+"""Upper bound of a counter, far above that of any kernel; larger numbers are ignored."""
 
 _PREFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNIT = re.compile(r"([KMGT]?)(byte|inst|op)s?")
@@ -47,10 +47,10 @@ class Row(NamedTuple):
     block: Size | None
     capability: tuple[int, int] | None
     ranges: tuple[str, ...]
-    """NVTX ranges that its launch was in, outermost first; of the default domain and of others."""
+    """NVTX ranges around its launch, outermost first, of the default domain and of others."""
 
     values: Mapping[str, float]
-    """Counts by the metric's name, in bytes, instructions, operations, percent."""
+    """Values by the metric's name, in bytes, instructions, operations, percent."""
 
 
 def read(path: Path) -> list[Row]:
@@ -67,7 +67,7 @@ def read(path: Path) -> list[Row]:
 
 
 def _text(path: Path) -> str:
-    """Read a file in the encodings that shells redirect into."""
+    """Return the text of a file in one of the encodings that shells use for redirected output."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -80,11 +80,11 @@ def _text(path: Path) -> str:
 
 
 def _records(text: str, path: Path) -> Iterator[dict[str, str]]:
-    """Yield the lines of the table by column, without what was printed around it; each process has a header."""
+    """Yield the lines of the table by column, without other output around it; each process has a header."""
     header: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            fields = next(csv.reader([line]), [])  # line by line: what was printed between may hold half a quotation
+            fields = next(csv.reader([line]), [])  # line by line: other output may contain an unbalanced quote
         except csv.Error as error:
             raise TraceError(f"{path}: line {number} is not CSV ({error}); {_HOWTO}") from error
         if _NAME in fields:
@@ -94,7 +94,7 @@ def _records(text: str, path: Path) -> Iterator[dict[str, str]]:
 
 
 def _wide(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
-    """Read the page `raw`: the line with the units names no kernel."""
+    """Yield the rows of the page `raw`; the line with the units has no kernel name."""
     units: Mapping[str, str] = {}
     numbers = _Numbers((record[name] for record in records if record[_NAME] for name in _counted(record)), path)
     for record in records:
@@ -106,12 +106,12 @@ def _wide(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
 
 
 def _counted(record: Mapping[str, str]) -> list[str]:
-    """Return the columns that are metrics which make figures; others may hold anything."""
+    """Return the columns of known metrics; others may have any content."""
     return [name for name in record if name in metrics.NAMES]
 
 
 def _long(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
-    """Read the page `details`: the lines of a kernel have its ID, and follow each other."""
+    """Yield the rows of the page `details`, where successive lines with the same ID belong to one kernel."""
     name, unit, value = _LONG
     numbers = _Numbers((record.get(value, "") for record in records if record.get(name) in metrics.NAMES), path)
     kernels: dict[tuple[str, str], tuple[Mapping[str, str], dict[str, float | None]]] = {}
@@ -136,7 +136,7 @@ def _row(record: Mapping[str, str], values: Mapping[str, float | None]) -> Row:
 
 
 def _size(text: str) -> Size | None:
-    """Read `(128, 1, 1)`."""
+    """Parse a size such as `(128, 1, 1)`."""
     numbers = re.findall(r"\d+", text)
     return (int(numbers[0]), int(numbers[1]), int(numbers[2])) if len(numbers) == 3 else None
 
@@ -148,16 +148,16 @@ def _ranges(record: Mapping[str, str]) -> Iterator[str]:
 
 
 class _Numbers:
-    """How the numbers of one file are written."""
+    """The number format of one file."""
 
     def __init__(self, texts: Iterable[str], path: Path) -> None:
-        """Find the mark before the fraction: a dot, unless the numbers say that it is a comma.
+        """Determine the decimal separator: a dot, unless the numbers show that it is a comma.
 
-        A mark that stands several times in a number, or first of two different ones, is between thousands; one that
-        stands once and not before three digits is before a fraction.
+        A mark that occurs several times in a number, or first of two different ones, separates thousands; a mark that
+        occurs once, and not before exactly three digits, is the decimal separator.
 
         Raises:
-            TraceError: some numbers say so, some the other.
+            TraceError: the numbers contradict each other.
         """
         evidence: dict[str, str] = {}
         for text in texts:
@@ -170,20 +170,20 @@ class _Numbers:
         self._fraction = next(iter(evidence), ".")
 
     def value(self, text: str, unit: str) -> float | None:
-        """Return a number in units without a prefix; None for `n/a`, empty text and what is no number."""
+        """Return a number in units without a prefix; None for `n/a`, empty text and other text."""
         if not _NUMBER.fullmatch(text):
             return None
         kept = "".join(letter for letter in text if letter.isalnum() or letter in f"-+{self._fraction}")
         scale = _UNIT.fullmatch(unit)
         try:
             number = float(kept.replace(self._fraction, ".")) * (_PREFIXES[scale[1]] if scale else 1)
-        except ValueError:  # two fractions
+        except ValueError:  # two decimal separators
             return None
         return number if number < _MOST else None
 
 
 def _fraction_mark(text: str) -> str | None:
-    """Return the mark that stands before a number's fraction, if the number alone says so."""
+    """Return the decimal separator if this number alone shows it, else None."""
     if not _NUMBER.fullmatch(text):
         return None
     marks = [letter for letter in text if letter in ".,"]

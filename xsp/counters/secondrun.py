@@ -1,8 +1,8 @@
-"""The rung of counters: a program runs once more under Nsight Compute, and its counters join the run that was timed.
+"""The rung of counters: a program runs again under Nsight Compute, and its counters are joined to the timed run.
 
-The same command does both. With `--counting` it opens its profile as always, but with other collectors: those that
-find the program's steps, and the one that marks a step and its layers for ncu. Only the step that describes is of
-interest, the others run bare.
+Both runs use the same command. With `--counting` it opens its profile as usual, but with other collectors: those that
+find the program's steps, and one that marks a step and its layers for ncu. Only the describing step matters, the
+others run bare.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def count(run: Path, command: Callable[[Path], list[str]]) -> dict[str, Any]:
         command: the command that runs the program again with `--counting`, into the directory that it is called with.
 
     Returns:
-        How much was joined, see `xsp.counters.storing.attach`.
+        A summary of the join, see `xsp.counters.storing.attach`.
 
     Raises:
-        CounterError: there are no counters; the run is as it was, and says why.
+        CounterError: there are no counters; the run is unchanged except for the reason in `run.json`.
     """
-    from xsp.counters import ncu, storing  # the table engine, which the run under ncu has no use for
+    from xsp.counters import ncu, storing  # these import the table engine, which the run under ncu does not need
 
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
         counted = Path(folder) / "run"
@@ -50,7 +50,7 @@ def count(run: Path, command: Callable[[Path], list[str]]) -> dict[str, Any]:
 
 
 def _unmarked(run: Path) -> str | None:
-    """Return why the run under ncu marked no step, if it did not."""
+    """Return why the run under ncu marked no step, or None if the reason is elsewhere."""
     if not (run / rundir.RUN_FILE).is_file():
         return None
     content = rundir.read_run(run)

@@ -1,6 +1,6 @@
-"""Counters into a run: the kernels of all its alike steps get the figures of the rows that were joined to them.
+"""Storage of counters in a run: the kernels of all its alike steps get the figures of the rows joined to them.
 
-As with a run that was resolved, the steps on the disk are written anew, each file in one piece, and merged again.
+As for a resolved run, the step files on the disk are rewritten, each atomically, and merged again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xsp.store.views import NS
 from xsp.store.write import Store
 
 SOURCE = "counters"
-"""Of notes on counters in `run.json`, and where the reason stands why there are none."""
+"""Source of notes on counters in `run.json`, and key of the reason if there are no counters."""
 
 _COUNTED = (
     Column("key", "VARCHAR", "of the kernel"),
@@ -38,14 +38,14 @@ _SHAPES = "json_extract(attributes, '$.grid')::VARCHAR AS grid, json_extract(att
 
 
 def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
-    """Join reports of Nsight Compute to a run, and write what they say into it.
+    """Join reports of Nsight Compute to a run, and write their figures into it.
 
     Args:
         run: the directory of one run, with steps of its own.
-        reports: CSV files, see `xsp.counters.reading`. What a later one says of a kernel counts.
+        reports: CSV files, see `xsp.counters.reading`. Later reports override earlier ones for a kernel.
 
     Returns:
-        How much was joined, as it stands in `run.json` under `counters`.
+        A summary of the join, as in `run.json` under `counters`.
 
     Raises:
         UsageError: the directory holds several runs.
@@ -72,7 +72,7 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
 
 
 def note_absence(run: Path, reason: str) -> None:
-    """Write into a run why it has no counters."""
+    """Write the reason why a run has no counters into it."""
     content = rundir.read_run(run)
     rundir.write_run(run, content | {"absent": {**content.absent, SOURCE: reason}})
 
@@ -102,7 +102,7 @@ def kernels_of(trace: Trace) -> list[Kernel]:
 
 
 def layers_of(trace: Trace) -> dict[str, str]:
-    """Return the NVTX range that a counter run marks each layer of the merged step with, by the layer's id."""
+    """Return the NVTX range with which a counter run marks each layer of the merged step, by the layer's id."""
     rows = trace.con.execute(
         "SELECT span_id, row_number() OVER (PARTITION BY name ORDER BY layer_index) - 1, name FROM merged "
         f"WHERE level = {int(Level.LAYER)}"
@@ -136,7 +136,7 @@ def _nothing_fits(report: Path, joined: Joined, kernels: int) -> str:
 
 
 def _write(con: duckdb.DuckDBPyConnection, run: Path, found: Mapping[str, Figures]) -> None:
-    """Write the steps anew; a kernel of another step counts as the same if its grid and block are the same too."""
+    """Rewrite the steps; kernels of other steps are the same kernel if key, grid and block are the same."""
     table.create(con, "found", [_COUNTED[0], *_COUNTED[3:]])
     table.insert(con, "found", [(key, *figures) for key, figures in found.items()], [_COUNTED[0], *_COUNTED[3:]])
     con.execute(f"CREATE OR REPLACE TABLE counted AS SELECT found.*, {_SHAPES} FROM found JOIN merged USING (key)")
@@ -166,7 +166,7 @@ def _write(con: duckdb.DuckDBPyConnection, run: Path, found: Mapping[str, Figure
 
 
 def _said(kernels: Sequence[Kernel], joined: Sequence[Joined], found: Mapping[str, Figures]) -> dict[str, Any]:
-    """Return what is to be said of the join: kernels with counters, and the share of device time that they take."""
+    """Return the summary of the join: kernels with counters, and their share of device time."""
     ns = sum(kernel.ns for kernel in kernels)
     ns_found = sum(kernel.ns for kernel in kernels if kernel.key in found)
     return {
@@ -190,7 +190,7 @@ def _sentence(said: Mapping[str, Any]) -> str:
 
 
 def _lacking(joined: Sequence[Joined], found: Mapping[str, Figures]) -> list[str]:
-    """Return a sentence if operations are unknown because a report lacks what they are made of."""
+    """Return a sentence if operations are unknown because a report lacks the metrics for them."""
     missing = {
         name
         for each in joined

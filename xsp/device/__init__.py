@@ -1,1 +1,1 @@
-"""What is known of devices: the machine a run was made on, what it can do at most, and what its kernels' names say."""
+"""Properties of devices: the machine of a run, its performance ceilings, and the information in kernel names."""

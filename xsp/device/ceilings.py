@@ -1,8 +1,8 @@
-"""What a device can do at most: operations and bytes per second, quoted from its maker or measured.
+"""Performance ceilings of devices: operations and bytes per second, quoted from the manufacturer or measured.
 
-A quote is an entry of `devices.toml`, each with its source. A measurement is a short calibration (`measure`) that
-`xsp doctor --measure RUN` keeps in `run.json` under `machine.ceilings`; where there is one, it counts. That of a
-machine itself, for what is not a run, is kept in the user's cache (`keep`, `of_machine`).
+A quote is an entry of `devices.toml` with its source. A measurement is a short calibration (`measure`) that
+`xsp doctor --measure RUN` stores in `run.json` under `machine.ceilings`; it takes precedence over a quote. For use
+outside runs, measurements of the current machine are stored in the user's cache (`keep`, `of_machine`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
     import tomli as tomllib
 
 VARIABLE = "XSP_DEVICES"
-"""Names a file of more devices, written like `devices.toml`; its entries go first."""
+"""Environment variable with the path of a file of further devices, in the format of `devices.toml`, read first."""
 
 PRECISIONS = {
     "double": "fp64",
@@ -41,14 +41,14 @@ PRECISIONS = {
     "c10::Float4_e2m1fn_x2": "fp4",
     **dict.fromkeys((f"c10::Float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")), "fp8"),
 }
-"""Precision of an element type as Kineto names it."""
+"""Kineto's name of an element type → precision."""
 
 USUAL = "fp32"
-"""The precision of XSP's paper, which knows no other."""
+"""The precision of XSP's paper, which uses no other."""
 
 _BRANDS = {"NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"}
 _NEUTRAL = re.compile(r"\d+GI?B|HBM\d?E?|SXM\d?|PCIE|OAM|VF")
-"""What a device's name may say beyond that of its entry: size and kind of memory, form factor."""
+"""Words that a device's name may have in addition to its entry's name: size and kind of memory, form factor."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,23 @@ class Ceiling:
     """URL of the quote, or how it was measured."""
 
     levels: tuple[tuple[int, float], ...] = ()
-    """Bytes of a working set and bytes per second within it, smallest first: the caches above the memory; none in a
-    quote. The rates do not rise with the size."""
+    """Bytes of a working set and bytes per second within it, smallest first: the caches above the memory; empty for a
+    quote. The rates do not increase with the size."""
 
     threads: int | None = None
-    """That measured it, of a processor."""
+    """Number of threads that measured a processor."""
 
     def bandwidth(self, working_set: int) -> float:
-        """Return the most bytes per second within a working set: that of the largest measured one that is no larger.
+        """Return the most bytes per second within a working set: the rate of the largest measured set not above it.
 
-        So what lies between two points has the higher rate, and the result is a ceiling.
+        Between two measured points the higher rate applies, so that the result is a ceiling.
         """
         if working_set > BEYOND_CACHES or not self.levels:
             return self.bytes_per_s
         return next((rate for size, rate in reversed(self.levels) if size <= working_set), self.levels[0][1])
 
     def peak(self, precision: str = USUAL) -> float | None:
-        """Return the most FLOP/s in a precision, dense, on whichever units; None where the source does not say."""
+        """Return the most FLOP/s in a precision, dense, on any units; None if the source does not state it."""
         return max((units[precision] for units in (self.vector, self.tensor) if precision in units), default=None)
 
     def ideal_intensity(self, precision: str = USUAL) -> float | None:
@@ -92,7 +92,7 @@ class Ceiling:
         return sorted({*self.vector, *self.tensor})
 
     def content(self) -> dict[str, Any]:
-        """Return it as it stands in `run.json`."""
+        """Return the ceiling in the format of `run.json`."""
         units = {"vector": dict(self.vector), "tensor": dict(self.tensor)}
         found = {"name": self.name, **units, "bytes_per_s": self.bytes_per_s, "source": self.source}
         found |= {"levels": [list(each) for each in self.levels]} if self.levels else {}
@@ -103,10 +103,10 @@ def ceiling(name: str) -> Ceiling:
     """Return the quoted ceiling of a device.
 
     Args:
-        name: as its driver gives it: "Tesla V100-SXM2-32GB", "NVIDIA H100 80GB HBM3", "AMD Instinct MI300X".
+        name: the driver's name of it: "Tesla V100-SXM2-32GB", "NVIDIA H100 80GB HBM3", "AMD Instinct MI300X".
 
     Raises:
-        AnalysisError: there is no such entry (a part of a divided device, a "Ti", has none); it says how to add one.
+        AnalysisError: there is no such entry (none for a part of a divided device, or a "Ti"); it says how to add one.
     """
     fitting = _fitting(name)
     if not fitting:
@@ -119,9 +119,9 @@ def ceiling(name: str) -> Ceiling:
 
 
 def meant(name: str) -> Ceiling:
-    """Return the quoted ceiling of a device that a person names: of several forms ("H100") the fastest.
+    """Return the quoted ceiling of a device named by a user: the fastest of several forms ("H100").
 
-    Its `name` says which form that is.
+    The `name` of the result is that of the form.
 
     Raises:
         AnalysisError: there is no such entry.
@@ -139,7 +139,7 @@ def meant(name: str) -> Ceiling:
 
 
 def _fitting(name: str) -> list[tuple[int, dict[str, Any]]]:
-    """Return the entries that a driver's name may be of, with how many words they have in common."""
+    """Return the entries that match a driver's name, with the number of words in common."""
     asked = _words(name)
     return [
         (len(words), entry)
@@ -155,14 +155,14 @@ def _quoted(name: str, entry: Mapping[str, Any]) -> Ceiling:
 
 
 def of_run(run: Run, on_device: bool) -> Ceiling:
-    """Return the ceiling of what a run ran on: as measured there, else as quoted.
+    """Return the ceiling of the device or processor of a run: as measured there, else as quoted.
 
     Args:
-        run: what is known of it.
-        on_device: whether the work was a device's; else it was the processor's.
+        run: the content of `run.json`.
+        on_device: whether the work ran on a device; else it ran on the processor.
 
     Raises:
-        AnalysisError: it is not known; the message says how to get it.
+        AnalysisError: the ceiling is unknown; the message says how to obtain it.
     """
     devices = run.machine.devices
     asked = (devices[0] if devices else None) if on_device else run.machine.cpu
@@ -196,12 +196,12 @@ def _measured(content: Any) -> Ceiling:
 
 
 def kept_at() -> Path:
-    """Return the file in the user's cache that holds what was measured of this machine."""
+    """Return the file in the user's cache with the measurements of this machine."""
     return cached.user_folder() / "ceilings.json"
 
 
 def keep(found: Mapping[str, Ceiling]) -> Path | None:
-    """Keep ceilings of this machine by the names of its devices; None where the cache cannot be written."""
+    """Store ceilings of this machine by the names of its devices; None if the cache cannot be written."""
     path = kept_at()
     content = _kept() | {name: each.content() for name, each in found.items()}
     try:
@@ -214,10 +214,10 @@ def keep(found: Mapping[str, Ceiling]) -> Path | None:
 
 
 def of_machine(name: str) -> Ceiling | None:
-    """Return what was measured of a device of this machine; None where nothing was, or fewer cores than are here now.
+    """Return the measured ceiling of a device of this machine; None if there is none, or one of fewer cores than now.
 
     Raises:
-        AnalysisError: what was kept is damaged.
+        AnalysisError: the stored content is damaged.
     """
     content = _kept().get(name)
     try:
@@ -230,7 +230,7 @@ def of_machine(name: str) -> Ceiling | None:
 
 
 def _kept() -> dict[str, Any]:
-    """Return what the file holds; nothing where it is none."""
+    """Return the content of the file; empty if it does not exist or cannot be read."""
     try:
         found = json.loads(kept_at().read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -244,7 +244,7 @@ def _words(name: str) -> set[str]:
 
 @lru_cache(maxsize=4)
 def _entries(more: str | None) -> list[dict[str, Any]]:
-    """Return the entries of the user's file, then those that come with xsp."""
+    """Return the entries of the user's file, followed by those of xsp."""
     found: list[dict[str, Any]] = []
     if more:
         try:
@@ -258,19 +258,19 @@ def _entries(more: str | None) -> list[dict[str, Any]]:
 # --- measuring ----------------------------------------------------------------------------------------
 
 ROUNDS_NS = 300_000_000
-"""A product or a copy is repeated for so long, and the fastest counts."""
+"""Nanoseconds for which a product or a copy is repeated; the fastest repeat counts."""
 
 
 def measure(processor: str | None) -> Iterator[Ceiling]:
     """Measure the processor and each device that torch sees: matrix products by type, and a copy in memory.
 
-    The processor is measured with all cores that this process may use, however many threads torch has at the time.
+    The processor is measured with all cores that this process may use, whatever torch's current number of threads.
 
     Args:
-        processor: name of the processor, as `xsp.device.machine.cpu_model` gives it.
+        processor: name of the processor, as returned by `xsp.device.machine.cpu_model`.
 
     Yields:
-        A ceiling each; it takes a second or two.
+        A ceiling for each; a measurement takes a second or two.
 
     Raises:
         UsageError: torch is not installed.
@@ -293,7 +293,7 @@ def measure(processor: str | None) -> Iterator[Ceiling]:
 
 
 def _measure(torch: Any, where: str, name: str, size: int, copied: int, finish: Callable[[], None]) -> Ceiling:
-    """Measure one device; products of half precision run on tensor cores where it has them."""
+    """Measure one device; products of half precision run on tensor cores if it has them."""
     kinds = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
     if where != "cpu":
         kinds["fp16"] = torch.float16
@@ -311,18 +311,18 @@ def _measure(torch: Any, where: str, name: str, size: int, copied: int, finish: 
 
 
 WORKING_SETS = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
-"""Bytes of which half are copied onto the other half."""
+"""Sizes in bytes; one half of a working set is copied to the other."""
 
 BEYOND_CACHES = 1 << 28
-"""Working sets that are larger have the rate of the memory, whatever lies in a cache."""
+"""Bytes above which a working set has the rate of the memory, even if a part of it is in a cache."""
 
 _COPIES = 8
 
 
 def _levels(torch: Any, where: str, memory: float, finish: Callable[[], None]) -> tuple[tuple[int, float], ...]:
-    """Measure copies within working sets; what a call costs is taken off, so that the rate is that of the bytes.
+    """Measure copies within working sets; the cost of the call is subtracted, so that only the bytes count.
 
-    A copy that one thread makes counts for all threads, each of which has such a cache: it is a ceiling.
+    The rate of a copy by a single thread is multiplied by the threads, each of which has such a cache: it is a ceiling.
     """
     threads = 1 if where != "cpu" else torch.get_num_threads()
     empty = _copies(torch, where, 1, finish)
@@ -332,18 +332,18 @@ def _levels(torch: Any, where: str, memory: float, finish: Callable[[], None]) -
         copied = size // 8
         alone = threads if where == "cpu" and copied < _SHARED_FROM else 1
         took = _copies(torch, where, copied, finish)
-        if took > 1.2 * empty:  # else the figure is that of the call
+        if took > 1.2 * empty:  # else the call dominates the time
             least = max(least, alone * size / (took - empty))
         found.append((size, least))
     return tuple(reversed(found))
 
 
 _SHARED_FROM = 32_768
-"""Elements from which on torch copies with several threads."""
+"""Number of elements from which torch copies with several threads."""
 
 
 def _copies(torch: Any, where: str, elements: int, finish: Callable[[], None]) -> float:
-    """Return the seconds of one copy of so many elements of four bytes, of several in a row."""
+    """Return the seconds per copy of `elements` four-byte elements, measured over several copies in a row."""
     one = torch.empty(elements, dtype=torch.float32, device=where).fill_(1)
     other = torch.empty_like(one)
 
@@ -362,11 +362,11 @@ def _product(torch: Any, where: str, size: int, dtype: Any) -> Callable[[], obje
 
 _SIDE = 28
 _CONVOLVED = 2 * 9 * _SIDE**2
-"""Operations of a convolution of 3 × 3 for each pair of channels."""
+"""Operations of a 3 × 3 convolution per pair of channels."""
 
 
 def _convolution(torch: Any, dtype: Any, channels: int) -> Callable[[], object]:
-    """Return a convolution; on a processor another library than that of products computes it, maybe twice as fast."""
+    """Return a convolution; on a processor, it uses another library than products, and may be twice as fast."""
     value = torch.full((1, channels, _SIDE, _SIDE), 0.5, dtype=dtype).to(memory_format=torch.channels_last)
     weight = torch.full((channels, channels, 3, 3), 0.5, dtype=dtype).to(memory_format=torch.channels_last)
 
@@ -378,7 +378,7 @@ def _convolution(torch: Any, dtype: Any, channels: int) -> Callable[[], object]:
 
 
 def _fastest(work: Callable[[], object], finish: Callable[[], None], rounds_ns: int | None = None) -> float:
-    """Return the seconds that work takes at least, once warm."""
+    """Return the shortest time of `work` in seconds, after a warm-up call."""
     work()
     finish()
     began, best = monotonic_ns(), None

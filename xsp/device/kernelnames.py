@@ -1,13 +1,13 @@
-"""What the name of a kernel says: its class, whether it uses tensor cores, which collective it is.
+"""Information in the name of a kernel: its class, its use of tensor cores, its collective.
 
-This is the one place that reads names of device kernels. A table holds patterns in the order in which they are
-tried, and the first that is found counts; it stands on how the vendors and libraries name their kernels, given
-beside each. A name that tells nothing is of the class `other`, and its use of tensor cores is null: what a name
-does not tell is not guessed. The patterns are in RE2's language and ignore case; `CLASS`, `TENSOR_CORES`,
-`PRECISION` and `COLLECTIVE` are the SQL expressions made of them, from a column `name`.
+This is the only module that interprets names of device kernels. A table holds patterns in the order in which they
+are tried, and the first match counts; the patterns follow the naming conventions of vendors and libraries, given
+beside each. A name without a match has the class `other`, and null for the use of tensor cores: nothing is
+guessed. The patterns are RE2 expressions and ignore case; `CLASS`, `TENSOR_CORES`, `PRECISION` and `COLLECTIVE`
+are SQL expressions made of them, which read a column `name`.
 
-A step launches hundreds of thousands of kernels under some hundred names, so ask over the distinct ones: see
-`NAMES`.
+A step launches hundreds of thousands of kernels under some hundred names, so queries should use the distinct
+names: see `NAMES`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MATRIX = ("gemm", "convolution", "attention")
 """Classes whose arithmetic tensor cores can do."""
 
 WITHOUT_PRODUCTS = (COMMUNICATION, "normalisation", "elementwise", "reduction", "copy", "triton")
-"""Classes that multiply no matrices: Triton's are Inductor's fusions, whose templates of products are told apart."""
+"""Classes without matrix products: `triton` is Inductor's fusions, since its product templates are classed as such."""
 
 CLASSES = (COMMUNICATION, *MATRIX, "normalisation", "elementwise", "reduction", "copy", "triton", "other")
 
@@ -33,7 +33,7 @@ CLASS_RULES: Rules = (
     (r"^triton_", "triton"),
     # NCCL to 2.18 ncclKernel_, from 2.19 ncclDevKernel_, symmetric kernels ncclSymk; RCCL has NCCL's names
     (r"(^|[^a-z])(nccl|rccl|oneccl|msccl)", COMMUNICATION),
-    # NVSHMEM and what stands on it; DeepEP, PPLX, PyTorch's symmetric memory, Transformer Engine's userbuffers
+    # NVSHMEM and libraries built on it; DeepEP, PPLX, PyTorch's symmetric memory, Transformer Engine's userbuffers
     (r"nvshmem|rocshmem|deep_ep|pplx|symmetric_memory|userbuffers", COMMUNICATION),
     # all-reduces of vLLM, SGLang, AITER, TensorRT-LLM, FlashInfer, MSCCL++, quick-reduce
     (r"cross_device_reduce|quick_?reduce|multimem|lamport|mscclpp", COMMUNICATION),
@@ -65,7 +65,7 @@ CLASS_RULES: Rules = (
 """Pattern → class, in the order in which they are tried."""
 
 TENSOR_CORE_RULES: Rules = (
-    # helpers beside a product: what precedes and follows it
+    # helper kernels before and after a product
     (
         r"(fwd|kv)_?combine|dot_do_o|convert_dq|bwd_?(pre|post)process|splitkreduce|reducesplitk|^(void )?epilogue::",
         "no",
@@ -75,9 +75,9 @@ TENSOR_CORE_RULES: Rules = (
     (r"tensor\d+x\d+x\d+|warpgroup|m16n\d+k\d+|SM\d+_\d+x\d+x\d+_", "yes"),
     # names of the instructions: HMMA, IMMA, DMMA, QMMA, GMMA (Hopper), UMMA (Blackwell); MFMA and WMMA of AMD
     (r"[hidqg]mma|sm10\d\w*umma|umma_|tcgen05|mfma|wmma|tensorop", "yes"),
-    # cuBLAS on Hopper and later; products of 8 and 4 bit floats, which nothing else computes; Marlin
+    # cuBLAS on Hopper and later; products of 8 and 4 bit floats, which only tensor cores compute; Marlin
     (r"nvjet|(fp8|fp4|mxfp\d|e4m3|e5m2)\w*gemm|gemm\w*(fp8|fp4|mxfp\d|e4m3|e5m2)|marlin", "yes"),
-    # FlashAttention 2 and 3 and what grew from it; xFormers' kernels for half precision; FlashInfer's prefill
+    # FlashAttention 2 and 3 and its derivatives; xFormers' kernels for half precision; FlashInfer's prefill
     (r"flash_?(fwd|bwd|attn_fwd|attn_bwd|fprop|bprop)|flash::|Flash(Attn)?(Fwd|Bwd)", "yes"),
     (r"fmha_cutlass[fb]_(f16|bf16)|BatchPrefillWith", "yes"),
     # Tensile: MI16x16x16x1 is a matrix instruction, TT4_4 a tile of a thread without one
@@ -101,11 +101,11 @@ COLLECTIVE_RULES: Rules = (
     (r"send_?recv", "send_recv"),
     (r"kernel_reduce|nccl.*_reduce_", "reduce"),
 )
-"""Pattern → the collective, where a communication kernel's name says it."""
+"""Pattern → the collective, if the name of a communication kernel shows it."""
 
 
 PRECISION_RULES: Rules = (
-    # types in CUTLASS's and cuDNN's names come in the order left, right, sum; Tensile's as a letter each
+    # names of CUTLASS and cuDNN have the types in the order left, right, sum; Tensile's have a letter for each
     (r"(mx|nv)?fp4|e2m1", "fp4"),
     (r"fp8|e4m3|e5m2|(^|_)f8|cijk_\w*_F8", "fp8"),
     (r"tf32|s1688gemm|s1688fprop|s1688[dw]grad|s1688cudnn|cijk_\w*_(S|XF32)_?MX|f32xf32", "tf32"),
@@ -115,7 +115,7 @@ PRECISION_RULES: Rules = (
     (r"dgemm|(^|_)d(884|gemm)|f64|double|cijk_\w*_(DB|D)_", "fp64"),
     (r"(^|_|[^a-z])s(gemm|cudnn)|gemmk1|sgemm|ffma|f32f32|cijk_\w*_(SB|S)_|<float, ", "fp32"),
 )
-"""Pattern → element type of the factors, where the name of a kernel of one of the classes `MATRIX` says it."""
+"""Pattern → element type of the factors, if the name of a kernel of one of the classes `MATRIX` shows it."""
 
 
 def _case(rules: Rules, otherwise: str) -> str:
@@ -139,5 +139,5 @@ NAMES = f"""
         )
     )
 """
-"""To put behind WITH: each kernel's name with its class, tensor cores ('yes', 'no' or null), precision, and
+"""SQL for a WITH clause: each kernel name with its class, tensor cores ('yes', 'no' or null), precision, and
 collective."""

@@ -1,6 +1,6 @@
-"""What machine and which software a run was made on, without a word on whose machine it is.
+"""Hardware and software of the machine of a run, without anything that identifies its owner.
 
-What a machine can do at most is in `xsp.device.ceilings`.
+The performance ceilings of a machine are in `xsp.device.ceilings`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def identities() -> list[str]:
 
 
 def cpu_model() -> str | None:
-    """Return the processor's name as the kernel gives it."""
+    """Return the processor's name as reported by the kernel."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -56,11 +56,11 @@ ISA = (
     "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16",  # x86
     "asimd", "asimdhp", "bf16", "sve", "i8mm",  # ARM
 )  # fmt: skip
-"""Extensions of the instruction set that types of tensors depend on, by the names of Linux."""
+"""Instruction set extensions that matter for tensor types, by their names in Linux."""
 
 
 def isa() -> list[str] | None:
-    """Return which of `ISA` the processor has, in their order; None where the system does not tell."""
+    """Return the extensions of `ISA` that the processor has, in order; None if the system does not report them."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -84,12 +84,12 @@ def _version(package: str) -> str | None:
 
     try:
         return version(package)
-    except (PackageNotFoundError, OSError):  # or the program has left no descriptor to read it with
+    except (PackageNotFoundError, OSError):  # OSError: the program has used up all file descriptors
         return None
 
 
 def _torch() -> dict[str, Any]:
-    """Return what torch says, if the program has loaded it; loading it here would be our doing."""
+    """Return properties from torch if the program has loaded it; xsp does not load it itself."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
@@ -105,7 +105,7 @@ def _torch() -> dict[str, Any]:
 
 
 def _properties(device: Any) -> dict[str, Any]:
-    """Return what the occupancy of a launch depends on, as importers write it."""
+    """Return the properties that the occupancy of a launch depends on, in the format of importers."""
     return {
         "name": device.name,
         "sms": device.multi_processor_count,

@@ -1,17 +1,17 @@
-"""Which metrics of Nsight Compute make operations, memory traffic and occupancy, and with what weight.
+"""The metrics of Nsight Compute that yield operations, memory traffic and occupancy, with their weights.
 
 Names are those of `ncu --query-metrics`, see NVIDIA's Nsight Compute Profiling Guide. Weights:
 
-- fp32, fp64: an instruction of a thread is one operation, a fused multiply-add two, as nvprof's `flop_count_sp`.
+- fp32, fp64: an instruction of a thread is one operation, a fused multiply-add two, as in nvprof's `flop_count_sp`.
 - fp16: the instructions are packed, two lanes each, so the weights are doubled, as in the half precision roofline
-  that comes with Nsight Compute (`derived__…_hfma_pred_on_x4`). bfloat16 outside tensor cores counts as fp16 does.
-- packed fp32 (compute capability 10 and later): doubled likewise.
+  that comes with Nsight Compute (`derived__…_hfma_pred_on_x4`). bfloat16 outside tensor cores counts like fp16.
+- packed fp32 (compute capability 10 and later): the weights are doubled likewise.
 - tensor cores: `sm__ops_path_tensor_*` counts operations, a multiply-add as two: a product of 1024×1024×1024 gives
-  2·1024³. Integers are left out. Before compute capability 8.0 there are instructions only; on 7.0 one stands for 512
-  operations (Yang, Kurth, Williams: Hierarchical Roofline Analysis for GPUs, 2020). On 7.2 and 7.5, where no figure was
-  found, operations are unknown of a kernel that used tensor cores.
+  2·1024³. Integers are left out. Before compute capability 8.0 only instructions are counted; on 7.0 each is 512
+  operations (Yang, Kurth, Williams: Hierarchical Roofline Analysis for GPUs, 2020). For 7.2 and 7.5 no figure was
+  found, so the operations of a kernel that used tensor cores are unknown.
 
-What is not known stays None: operations without those of the tensor cores would be far too few.
+Unknown values stay None: operations without those of the tensor cores would be far too few.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 Values = Mapping[str, float]
-"""What was counted, by the name of the metric; what was not available is not in it."""
+"""Counter values by the name of the metric, without unavailable metrics."""
 
 _EXECUTED = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 _TENSOR = "sm__ops_path_tensor_{}.sum"
@@ -28,16 +28,16 @@ _TENSOR = "sm__ops_path_tensor_{}.sum"
 _WEIGHTS = {"fadd": 1, "fmul": 1, "ffma": 2, "dadd": 1, "dmul": 1, "dfma": 2, "hadd": 2, "hmul": 2, "hfma": 4}
 
 INSTRUCTIONS = {_EXECUTED.format(operation): weight for operation, weight in _WEIGHTS.items()}
-"""Instructions of threads, and the operations that one of them is; all nine have to be known."""
+"""Instructions of threads → operations per instruction; all nine must be known."""
 
 PACKED = {_EXECUTED.format(operation): weight for operation, weight in (("fadd2", 2), ("fmul2", 2), ("ffma2", 4))}
-"""Packed single precision, on compute capability 10 and later; not there before."""
+"""Packed single precision instructions, which exist on compute capability 10 and later → operations of each."""
 
 PIPE = "sm__inst_executed_pipe_tensor.sum"
-"""Instructions of tensor cores, of warps; 0 says that there were none."""
+"""Tensor core instructions per warp; 0 if tensor cores were not used."""
 
 PIPE_OPERATIONS = {(7, 0): 512}
-"""Operations of one such instruction, by compute capability."""
+"""Operations per tensor core instruction, by compute capability."""
 
 _HALVES = ("src_fp16_dst_fp16", "src_fp16_dst_fp32")
 
@@ -51,8 +51,8 @@ NEEDED = (
     (("src_bf16_dst_fp32",), _by_sparsity("src_bf16_dst_fp32")),
     (("src_tf32_dst_fp32",), _by_sparsity("src_tf32_dst_fp32")),
 )
-"""Operations of tensor cores that every device from compute capability 8.0 on counts: of each, ways to sum them up.
-What is counted as a whole on one device is counted by the type of the sum, or with and without sparsity, on another."""
+"""Tensor core operations that every device from compute capability 8.0 on counts: for each, alternative sums. A device
+may count them as a whole, by the type of the sum, or with and without sparsity."""
 
 FURTHER = (
     (("src_fp64",),),
@@ -63,7 +63,7 @@ FURTHER = (
     (("src_fp4_fp6_fp8_dst_fp16",),),
     (("src_fp4_fp6_fp8_dst_fp32",),),
 )
-"""Those that not every device has; where one is unknown the device has no such operations."""
+"""Tensor core operations that only some devices have; if a metric is unknown, the device has no such operations."""
 
 READ = ("dram__bytes_read.sum", "dram__bytes_op_read.sum")
 """Bytes read from the device's memory; the second name is that of compute capability 12."""
@@ -71,25 +71,25 @@ READ = ("dram__bytes_read.sum", "dram__bytes_op_read.sum")
 WRITTEN = ("dram__bytes_write.sum", "dram__bytes_op_write.sum")
 
 OCCUPANCY = ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy")
-"""Percent of the warps that a multiprocessor can hold; the second name is that of the page `details`."""
+"""Active warps in percent of those that a multiprocessor can hold; the second name is that of the page `details`."""
 
 
 class Figures(NamedTuple):
-    """What the counters of one kernel say; None is unknown."""
+    """The figures of one kernel from its counters; None is unknown."""
 
     flops: int | None = None
     dram_read_bytes: int | None = None
     dram_write_bytes: int | None = None
     occupancy: float | None = None
-    """Active warps over the most that there could be, 0 to 1."""
+    """Active warps as a share of the possible maximum, 0 to 1."""
 
 
 def wanted(known: Collection[str] | None = None) -> list[str]:
-    """Return the names to ask of ncu.
+    """Return the names of the metrics to request from ncu.
 
     Args:
-        known: the names, up to the first dot, of what the devices here have; None if that is not known, and then all
-            are asked for.
+        known: names, up to the first dot, of the metrics of the devices here; None if they are unknown, and then all
+            are requested.
     """
     groups = [[_TENSOR.format(name) for name in way] for ways in (*NEEDED, *FURTHER) for way in _asked(ways, known)]
     tensor = [name for group in groups for name in group]
@@ -98,7 +98,7 @@ def wanted(known: Collection[str] | None = None) -> list[str]:
 
 
 def _asked(ways: tuple[tuple[str, ...], ...], known: Collection[str] | None) -> tuple[tuple[str, ...], ...]:
-    """Return the first way that a device has all parts of: each further metric may need a further replay."""
+    """Return the first alternative of which a device has all metrics: each further metric may need another replay."""
     if known is None:
         return ways
     whole = [way for way in ways if all(_TENSOR.format(name).partition(".")[0] in known for name in way)]
@@ -106,15 +106,15 @@ def _asked(ways: tuple[tuple[str, ...], ...], known: Collection[str] | None) -> 
 
 
 NAMES = frozenset({*wanted(), *OCCUPANCY})
-"""All that are understood."""
+"""All metrics that this module interprets."""
 
 
 def figures(values: Values, capability: tuple[int, int] | None) -> Figures:
     """Return operations, bytes and occupancy of one kernel.
 
     Args:
-        values: of its metrics, in bytes, instructions, operations and percent.
-        capability: compute capability of the device, (9, 0) for instance; None where the report does not tell.
+        values: values of its metrics, in bytes, instructions, operations and percent.
+        capability: compute capability of the device, (9, 0) for instance; None if the report does not state it.
     """
     occupancy = _first(values, OCCUPANCY)
     return Figures(
@@ -126,14 +126,14 @@ def figures(values: Values, capability: tuple[int, int] | None) -> Figures:
 
 
 def missing(values: Values) -> list[str]:
-    """Return the names of the metrics that operations need and a report does not hold."""
+    """Return the names of the metrics that are needed for operations and missing in a report."""
     tensor = [_TENSOR.format(name) for ways in NEEDED for name in ways[0]]
     instructions = [name for name in INSTRUCTIONS if name not in values]
     return instructions + ([] if _needed(values) is not None or PIPE in values else tensor)
 
 
 def ordinary(values: Values) -> int | None:
-    """Return the operations of one kernel outside of tensor cores; None unless all its instructions were counted."""
+    """Return the operations of one kernel outside tensor cores; None unless all its instructions were counted."""
     if not INSTRUCTIONS.keys() <= values.keys():
         return None
     return round(sum(weight * values.get(name, 0) for name, weight in {**INSTRUCTIONS, **PACKED}.items()))
@@ -145,7 +145,7 @@ def _flops(values: Values, capability: tuple[int, int] | None) -> int | None:
 
 
 def _tensor(values: Values, capability: tuple[int, int] | None) -> float | None:
-    """Return the operations of the tensor cores; None where they are not counted."""
+    """Return the operations of the tensor cores; None if they were not counted."""
     operations = _needed(values)
     if operations is not None:
         return operations + sum(_sum(values, ways) or 0 for ways in FURTHER)
@@ -163,7 +163,7 @@ def _needed(values: Values) -> float | None:
 
 
 def _sum(values: Values, ways: Iterable[tuple[str, ...]]) -> float | None:
-    """Return the sum by the first way of which all parts are known."""
+    """Return the sum of the first alternative whose metrics are all known; None if there is none."""
     for way in ways:
         names = [_TENSOR.format(name) for name in way]
         if all(name in values for name in names):

@@ -1,14 +1,14 @@
-"""Occupancy of a kernel from its launch, where no counter measured it.
+"""Estimated occupancy of a kernel from its launch, for kernels without a counter.
 
 A multiprocessor holds as many blocks as its warps, registers and shared memory allow, as in CUDA's own calculation
-(`cuda_occupancy.h` of the CUDA toolkit 13): registers are given to warps in portions of 256, from one of the parts
-that a multiprocessor's register file has; shared memory to blocks in portions of 128 or 256 bytes, of which the driver
-keeps some for itself. The limits by compute capability are those of the CUDA Programming Guide, "Technical
-Specifications per Compute Capability", and of `cuda::arch_traits` in NVIDIA's CCCL. The shared memory is taken to be
-split from the cache as this kernel needs it most.
+(`cuda_occupancy.h` of the CUDA toolkit 13): registers are allocated to warps in portions of 256, from one of the parts
+of the multiprocessor's register file; shared memory is allocated to blocks in portions of 128 or 256 bytes, and the
+driver reserves some of it. The limits by compute capability are those of the CUDA Programming Guide, "Technical
+Specifications per Compute Capability", and of `cuda::arch_traits` in NVIDIA's CCCL. The split between shared memory
+and cache is assumed to give this kernel as much shared memory as it needs.
 
-A grid that is smaller than what the device can hold at once limits too. What no estimate knows is how evenly blocks
-end, and what other kernels run meanwhile: a measured occupancy is lower.
+A grid that is too small to fill the device is a further limit. The estimate ignores how evenly blocks end, and other
+kernels that run meanwhile: a measured occupancy is lower.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _KIB = 1024
 
 
 class Limits(NamedTuple):
-    """What one multiprocessor holds."""
+    """Limits of one multiprocessor."""
 
     warps: int
     blocks: int
     shared_bytes: int
     shared_portion: int
-    """Bytes by which shared memory is given to a block."""
+    """Granularity of the shared memory of a block, in bytes."""
 
     reserved_bytes: int
-    """Of shared memory, per block, for the driver."""
+    """Bytes of shared memory per block that the driver reserves."""
 
     registers: int = 64 * _KIB
     parts: int = 4
-    """That the registers are divided into; a warp has all of its own in one."""
+    """Number of parts of the register file; the registers of a warp are all in one part."""
 
 
 def _before_8(warps: int, blocks: int, shared_kib: int, registers: int = 64 * _KIB, parts: int = 4) -> Limits:
@@ -77,24 +77,24 @@ LIMITS: Mapping[str, Limits] = {
     "12.0": _from_8(48, 24, 100),
     "12.1": _from_8(48, 24, 100),
 }
-"""By compute capability. One that is not here gives no estimate."""
+"""Compute capability → limits. For other compute capabilities there is no estimate."""
 
 
 def estimate(
     compute: str, threads: int, registers: int, shared_bytes: int, blocks: int | None = None, sms: int | None = None
 ) -> float | None:
-    """Return the warps that a kernel can have active, over those that a multiprocessor can hold.
+    """Return the warps that a kernel can have active, as a share of those that a multiprocessor can hold.
 
     Args:
         compute: compute capability of the device, `9.0` for instance.
-        threads: of a block.
-        registers: of a thread.
-        shared_bytes: of a block, static and dynamic.
-        blocks: in the grid.
-        sms: multiprocessors of the device; without them or without the grid, its size does not limit.
+        threads: threads per block.
+        registers: registers per thread.
+        shared_bytes: shared memory per block, static and dynamic.
+        blocks: blocks in the grid.
+        sms: multiprocessors of the device; if this or the grid is unknown, the size of the grid is no limit.
 
     Returns:
-        0 to 1; None for a device without limits here, or a launch that cannot be on such a device.
+        0 to 1; None for a device without known limits, or a launch that is impossible on such a device.
     """
     limits = LIMITS.get(compute)
     if limits is None or threads < 1 or registers < 0 or shared_bytes < 0:
@@ -107,7 +107,7 @@ def estimate(
 
 
 def resident_blocks(limits: Limits, warps: int, registers: int, shared_bytes: int) -> int:
-    """Return how many blocks of so many warps a multiprocessor holds at once; 0 if not even one."""
+    """Return how many blocks of `warps` warps a multiprocessor holds at once; 0 if not even one fits."""
     counts = [limits.blocks, limits.warps // warps]
     if registers:
         each = _portions(registers * WARP, REGISTER_PORTION)
@@ -119,14 +119,14 @@ def resident_blocks(limits: Limits, warps: int, registers: int, shared_bytes: in
 
 
 def fill(con: duckdb.DuckDBPyConnection, run: Run) -> None:
-    """Give the kernels of the merged step that have no occupancy an estimate, where launch and device are known.
+    """Estimate the occupancy of kernels of the merged step without one, if launch and device are known.
 
-    An estimate of 0 counts as none: the kernel ran. PyTorch writes 0 for blocks with more than 48 KiB of shared
-    memory.
+    An existing estimate of 0 is replaced, since the kernel ran: PyTorch writes 0 for blocks with more than 48 KiB of
+    shared memory.
 
     Args:
-        con: holds the table `merged`.
-        run: what is known of the run; of its machine the `device_properties`.
+        con: connection with the table `merged`.
+        run: the run, with the `device_properties` of its machine.
     """
     devices = run.machine.device_properties
     if not devices:
@@ -159,14 +159,14 @@ def _estimates(
             continue
         try:
             value = _of_launch(json.loads(attributes), devices[device])
-        except (ValueError, RecursionError):  # of a file that somebody else wrote
+        except (ValueError, RecursionError):  # attributes from a file of another tool
             continue
         if value is not None:
             yield device, attributes, value
 
 
 def _of_launch(launch: Any, device: Device) -> float | None:
-    """Return the estimate of one launch, if its attributes and the device say enough."""
+    """Return the estimate for one launch, or None if its attributes are not sufficient."""
     if not isinstance(launch, dict) or not _are_sizes(launch.get("block")):
         return None
     registers, shared = launch.get("registers"), launch.get("shared_bytes", 0)

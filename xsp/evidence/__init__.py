@@ -1,7 +1,7 @@
-"""What xsp says, for machines: one JSON form with a version and a bound, and answers in it over MCP.
+"""Machine-readable output of xsp: one JSON form with a version and a size limit, also served over MCP.
 
-Every statement comes with its figures and with the ids of the spans that it is of. Names and other texts are those of
-the program and of whoever made the trace: they are data, never instructions.
+Every statement has its figures and the ids of the spans that it refers to. Names and other texts come from the program
+and from the author of the trace: they are data, never instructions.
 """
 
 from xsp.evidence.form import VERSION, dumps, fitted, schema

@@ -1,4 +1,4 @@
-"""Advice in the form: pieces with their spans, the questions that were asked, and those that could not be."""
+"""Advice in the JSON form: pieces with their spans, the questions asked, and the unanswered questions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xsp.store.trace import Trace
 
 
 def of_trace(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
-    """Return what is advised of a trace by the questions that a trace alone answers: nothing is run or captured."""
+    """Return the advice of the questions that a trace alone can answer: nothing is run or captured."""
     return of(advise.of(trace, most=Needs.TRACE), source, first, limit, citations.of_step(trace))
 
 
@@ -25,10 +25,10 @@ def of(
 
     Args:
         found: the advice.
-        source: what it is of.
-        first: number of the first piece, from 0.
-        limit: pieces at most.
-        step: spans of the step, which the statement of its time cites.
+        source: the run that it is for.
+        first: index of the first piece, from 0.
+        limit: maximum number of pieces.
+        step: spans of the step, which the statement on its time cites.
     """
     shown = found.advice[first:] if limit is None else found.advice[first : first + limit]
     notes = [left_out(f"advice that would {why}" if why.startswith("gain") else f"advice that {why}", count, None)
@@ -73,7 +73,7 @@ def _of_plan(found: Advised) -> Document:
 
 
 def _piece(each: Advice) -> Document:
-    """Return a piece; fields of a later version of `Advice` that the form does not have stay behind."""
+    """Return a piece; later fields of `Advice` that the form does not have are left out."""
     return {
         "question": each.question,
         "number": each.number,

@@ -1,4 +1,4 @@
-"""What is said of a run, or of two, in the form: summary, health, where the time goes, comparison."""
+"""Statements on one or two runs in the JSON form: summary, health, where the time goes, comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xsp.health.finding import Finding, Severity
 from xsp.store.trace import Trace
 
 ROWS_OF_TIME = 12
-"""Rows of each table of `time`, unless told otherwise."""
+"""Default number of rows of each table of `time`."""
 
 _TIME = (
     ("phases", "phase", "ms", "percent_of_iteration", "of the iteration"),
@@ -27,21 +27,21 @@ _TIME = (
     ("A10", "name", "latency_ms", "percent_of_kernel_time", "of kernel time"),
     ("idle-causes", "cause", "idle_ms", "percent_of_idle", "of the devices' idle time"),
 )
-"""Tables that say where time goes: the column of what, of how much, of which share, and of what that is a share."""
+"""Tables of where time goes: the columns of the name, the time and the share, and the whole of the share in words."""
 
 _HOST = {
     "ops": ("host_self_ms", "percent_of_host_time", "of the host's time in operators"),
     "A10": ("latency_ms", "percent_of_host_time", "of the host's time"),
     "modules": ("host_self_ms", "percent_of_host_time", "of the host's time in modules, with those inside"),
 }
-"""Columns that say it where no device worked."""
+"""Columns of the time and the share, and the whole, if no device worked."""
 
 _OF_WHOLE = ("the iteration",)
 _NO_LAYER = "what is of no layer"
 
 
 def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
-    """Return what was recorded, what a step takes, what the loop is, and how far it can be believed."""
+    """Return what was recorded, the times of a step and of the loop, device activity, and the grade."""
     run = trace.run
     step = citations.of_step(trace)
     said = []
@@ -92,7 +92,7 @@ _OF_DEVICES = ("window_ms", "busy_percent", "computation_ms", "exposed_communica
 
 
 def findings(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
-    """Return what is missing or doubtful, the most important first, and the grade that follows."""
+    """Return what is missing or doubtful, the most important first, and the resulting grade."""
     every = health(trace)
     step = citations.of_step(trace)
     shown = [_finding(each, step) for each in every[first : first + limit]]
@@ -129,7 +129,7 @@ def time(trace: Trace, source: Mapping[str, Any], limit: int = ROWS_OF_TIME) -> 
 
 
 def _is_told(row: Mapping[str, Any], what: str) -> bool:
-    """Return whether a row is told in a sentence: no whole, and of the path's groupings that by layer."""
+    """Return whether a row gets a sentence: not a row of a whole, and of the path's groupings only that by layer."""
     return row[what] not in _OF_WHOLE and row.get("grouped_by") in (None, "layer")
 
 
@@ -144,18 +144,18 @@ def compared(
     first: int,
     limit: int,
 ) -> Document:
-    """Return what B takes more or less than A: the conclusion, what else differs, and rows.
+    """Return the comparison of B with A: the conclusion, other differences, and rows.
 
     Args:
         a: the run before.
         b: the run after.
-        sources: of both, `a` and `b`.
-        section: of rows that are asked for; all unless told otherwise.
-        first: number of the first row, from 0.
-        limit: rows at most.
+        sources: the sources of both, by `a` and `b`.
+        section: section of the requested rows; None for all.
+        first: index of the first row, from 0.
+        limit: maximum number of rows.
 
     Raises:
-        AnalysisError: they have nothing in common.
+        AnalysisError: the runs have nothing in common.
         UsageError: there is no such section.
     """
     found = compare(a, b)
@@ -205,7 +205,7 @@ def _concluded(found: Comparison, a: Trace, b: Trace) -> list[Document]:
 
 
 def _cited(trace: Trace, row: Row, side: int) -> Citation:
-    """Return the spans of a side that a row is of; a name that changed stands as `A → B`."""
+    """Return the spans of a row on one side; a name that changed has the form `A → B`."""
     if row.section in ("step", "loop"):
         return citations.of_step(trace)
     if row.section == "phase":

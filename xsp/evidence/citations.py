@@ -1,6 +1,6 @@
-"""Which spans a row of an analysis is of: by the columns that name them.
+"""The spans that a row of an analysis refers to, found by the columns that name them.
 
-The ids are those of the merged step, the longest spans first. A row that names no span is of the step as a whole.
+The ids are those of the merged step, the longest spans first. A row that names no span refers to the step as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xsp.store.trace import Trace
 from xsp.store.views import NS
 
 MOST = 5
-"""Ids of a row."""
+"""Maximum number of ids per row."""
 
 _DIRECT = ("span_id", "call_span_id")
 _LAYER = f"level = {int(Level.LAYER)}"
@@ -34,28 +34,28 @@ _NAMED: dict[str, tuple[str, str]] = {
     "type": ("type", _LAYER),
     "kind": ("kind", "true"),
 }
-"""Columns of analyses that name spans: by which column of the spans, and which spans alone."""
+"""Columns of analyses that name spans → the corresponding column of spans, and a condition on the spans."""
 
 _BY_GROUP = {"what": ("kind", "true"), "layer": ("name", _LAYER), "name": ("name", "true")}
 _OF_KERNELS = ("A8", "A9")
 _CLASSES = ("module-classes", "class")
 _NARROWING = {"shapes": "input_shapes", "device": "device", "type": "type"}
-"""Columns of analyses that say more of the spans that `name` names."""
+"""Columns of analyses that narrow down the spans named by `name` → columns of spans."""
 
 
 def of_step(trace: Trace) -> Citation:
-    """Return the span of the merged step; of a trace without one its outermost spans."""
+    """Return the span of the merged step, or the outermost spans of a trace without one."""
     found = _found(trace, f"kind = '{Kind.STEP}'")
     return found if found.in_all else _found(trace, "parent_id IS NULL AND device IS NULL")
 
 
 def of_kind(trace: Trace, kind: str) -> Citation:
-    """Return the spans of a kind, as those of a phase."""
+    """Return the spans of a kind, for instance of a phase."""
     return _found(trace, "kind = ?", [kind])
 
 
 def named(trace: Trace, name: str) -> Citation:
-    """Return the spans of a name."""
+    """Return the spans with a name."""
     return _found(trace, "name = ?", [name])
 
 
@@ -73,9 +73,9 @@ def of_rows(trace: Trace, analysis: str, rows: Sequence[Mapping[str, Any]]) -> l
     """Return the spans of each row of an analysis.
 
     Args:
-        trace: that it was asked of.
-        analysis: its name.
-        rows: columns with their values; a page of them, since each is looked up.
+        trace: the analysed trace.
+        analysis: name of the analysis.
+        rows: columns with their values; only a page of rows, since each one is looked up.
     """
     step = of_step(trace)
     known: dict[tuple[str, tuple[Any, ...]], Citation] = {}
@@ -89,7 +89,7 @@ def of_rows(trace: Trace, analysis: str, rows: Sequence[Mapping[str, Any]]) -> l
         if (condition, values) not in known:
             known[condition, values] = _safely(trace, condition, values)
         cited = known[condition, values]
-        if not cited.in_all and isinstance(row.get("layer_index"), int):  # time that no span has, of a layer
+        if not cited.in_all and isinstance(row.get("layer_index"), int):  # time of a layer without a span of its own
             cited = _safely(trace, f"{_LAYER} AND layer_index = ?", (row["layer_index"],))
         found.append(cited if cited.in_all else step)
     return found
@@ -98,12 +98,12 @@ def of_rows(trace: Trace, analysis: str, rows: Sequence[Mapping[str, Any]]) -> l
 def _safely(trace: Trace, condition: str, values: tuple[Any, ...]) -> Citation:
     try:
         return _found(trace, condition, values)
-    except (duckdb.Error, XspError):  # a column of a third party's analysis that is called as one of ours
+    except (duckdb.Error, XspError):  # a column of a plugin's analysis with the name of a built-in one
         return NONE
 
 
 def _condition(trace: Trace, analysis: str, row: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the SQL of a row's spans; None where it names none."""
+    """Return the SQL condition of a row's spans, with its values; None if the row names no spans."""
     for column in _DIRECT:
         if isinstance(row.get(column), str):
             return "span_id = ?", (row[column],)
@@ -126,7 +126,7 @@ def _condition(trace: Trace, analysis: str, row: Mapping[str, Any]) -> tuple[str
     for column, (of_span, only) in _NAMED.items():
         if isinstance(row.get(column), str):
             narrowed = {name: of for name, of in _NARROWING.items() if column == "name" and row.get(name) is not None}
-            if analysis == "ops":  # its device is that of the work that the operators launched
+            if analysis == "ops":  # here `device` is that of the launched work, not of the operators' spans
                 narrowed.pop("device", None)
             conditions = [f"{of_span} = ?", only, *(f"{of} = ?" for of in narrowed.values())]
             return " AND ".join(conditions), (row[column], *(row[name] for name in narrowed))

@@ -1,7 +1,7 @@
-"""The JSON form: what a document holds, how it is kept within its bound, and its schema.
+"""The JSON form: the content of a document, its size limit, and its schema.
 
-A document says what it is (`kind`), of which run (`source`), and what was found: statements, tables, advice or spans.
-What did not fit is counted in `left_out`, with how to ask for it. `schema.json` beside this file describes all of it.
+A document has its kind (`kind`), its run (`source`), and the results: statements, tables, advice or spans. `left_out`
+counts what did not fit, with the request that returns it. `schema.json` in this folder describes the whole form.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from xsp.scrub import plain
 from xsp.version import __version__
 
 VERSION = 1
-"""Rises when a field changes its meaning or goes away; fields that are only added do not raise it."""
+"""Version of the form, increased when a field changes its meaning or is removed, not when fields are added."""
 
 MOST_BYTES = 48 << 10
-"""Bytes of a document as UTF-8, unless told otherwise: what a model can read at once."""
+"""Default limit of a document in bytes of UTF-8: as much as a model can read at once."""
 
 MOST_BYTES_OF_A_FILE = 1 << 20
-"""Bytes of a document that a command prints."""
+"""Limit in bytes of a document that a command prints."""
 
 LEAST_BYTES = 2 << 10
 MOST_LETTERS = 400
-"""Letters of a text; names of kernels have thousands."""
+"""Maximum number of characters of a text; names of kernels can have thousands."""
 
 MOST_DEPTH = 8
 MOST_KEYS = 60
 MOST_ITEMS = 200
-"""Levels, keys and items of what a trace holds as JSON of its own, as attributes."""
+"""Maximum depth, keys and items of JSON values in a trace, such as attributes."""
 
 Document = dict[str, Any]
 
 
 class Citation(NamedTuple):
-    """The spans that something is of: the longest ones, and how many there are in all."""
+    """The spans that a statement or row refers to: the ids of the longest ones, and their total number."""
 
     spans: list[str]
     in_all: int
@@ -49,7 +49,7 @@ NONE = Citation([], 0)
 
 
 def document(kind: str, source: Mapping[str, Any] | None = None, **parts: Any) -> Document:
-    """Return a document; parts are those of the schema: `statements`, `tables`, `advice`, `spans`, …"""
+    """Return a document with the given parts of the schema: `statements`, `tables`, `advice`, `spans`, …"""
     parts.setdefault("statements", [])
     parts.setdefault("left_out", [])
     return {"xsp_evidence": VERSION, "xsp": __version__, "kind": kind, "source": source, **parts}
@@ -62,10 +62,10 @@ def statement(
 
     Args:
         says: a sentence.
-        figures: that it rests on, with the unit in the name; what is not known is null.
-        cited: the spans that it is of.
-        told_by: the analysis, or the part of xsp, that says it.
-        further: `subject`, `severity` of a finding.
+        figures: the figures behind it, with the unit in the name; unknown values are null.
+        cited: the spans that it refers to.
+        told_by: the analysis, or the part of xsp, that it comes from.
+        further: `subject` and `severity` of a finding.
     """
     return {
         "says": says,
@@ -78,7 +78,7 @@ def statement(
 
 
 def error(reason: str) -> Document:
-    """Return the document of a question that cannot be answered, with the reason."""
+    """Return the document for a question that cannot be answered, with the reason."""
     return document("error", error=reason)
 
 
@@ -89,7 +89,7 @@ def schema() -> dict[str, Any]:
 
 
 def dumps(said: Document, most: int = MOST_BYTES) -> str:
-    """Return a document as one line of JSON of at most so many bytes; see `fitted`."""
+    """Return a document as one line of JSON of at most `most` bytes; see `fitted`."""
     return text(fitted(said, most))
 
 
@@ -97,14 +97,14 @@ def dumps(said: Document, most: int = MOST_BYTES) -> str:
 
 
 def fitted(said: Document, most: int = MOST_BYTES) -> Document:
-    """Return a document that is plain, and no longer than a bound.
+    """Return a document as plain data within a size limit.
 
-    Texts are cut, and controls of a terminal in them become signs; numbers that are not finite are null. Then the
-    longest list is cut until the document fits; what is left out is counted in `left_out`.
+    Texts are cut, and terminal control characters in them are replaced; numbers that are not finite become null. Then
+    the longest list is cut until the document fits, and `left_out` counts what was removed.
 
     Args:
         said: a document.
-        most: bytes as UTF-8; at least `LEAST_BYTES`.
+        most: limit in bytes of UTF-8; at least `LEAST_BYTES`.
     """
     most = max(most, LEAST_BYTES)
     made: Document = cleaned({**said, "left_out": []})
@@ -125,7 +125,7 @@ def fitted(said: Document, most: int = MOST_BYTES) -> Document:
 
 @dataclass
 class _Shelf:
-    """A list of a document that can be cut at its end, with the lists beside it."""
+    """A list of a document that can be cut at its end, together with its parallel lists."""
 
     of: str
     rows: list[Any]
@@ -146,7 +146,7 @@ class _Shelf:
 
 
 def left_out(of: str, count: int, ask: str | None) -> Document:
-    """Return a note of what is not in a document: of what, how many, and how to ask for it, if that can be."""
+    """Return a note on what a document lacks: what, how many, and the request that returns it, if there is one."""
     return {"of": of, "count": count, "ask": ask}
 
 
@@ -173,7 +173,7 @@ def _size(value: Any) -> int:
 
 
 def cleaned(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON has it: plain text of bounded length, finite numbers, bounded depth."""
+    """Return a value as plain JSON data: text of bounded length, finite numbers, bounded depth."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -188,7 +188,7 @@ def cleaned(value: Any, depth: int = 0) -> Any:
 
 
 def _short(value: float) -> float:
-    """Return a number with nine digits: more is no measurement, and bytes."""
+    """Return a number with nine significant digits: more would exceed the precision of measurements and cost bytes."""
     return float(f"{value:.9g}")
 
 
@@ -199,7 +199,7 @@ def _mapping(value: Mapping[Any, Any], depth: int) -> Any:
 
 
 def bounded(value: Any, depth: int = 0) -> Any:
-    """Return what a trace holds as JSON of its own, with few keys and items; how many more there are is said in it."""
+    """Return a JSON value of a trace with a limited number of keys and items, and a note on how many are left out."""
     if isinstance(value, dict):
         kept = {key: bounded(each, depth + 1) for key, each in list(value.items())[:MOST_KEYS]}
         return kept | ({"…": f"{len(value) - MOST_KEYS} more"} if len(value) > MOST_KEYS else {})
@@ -210,6 +210,6 @@ def bounded(value: Any, depth: int = 0) -> Any:
 
 
 def cut(whole: str, most: int = MOST_LETTERS) -> str:
-    """Return a text that a terminal only shows, and of a long one its beginning and how much more there is."""
+    """Return a text without control characters; a long text is cut, with a note on the number of missing characters."""
     shown = plain(whole[:most])
     return shown if len(whole) <= most else f"{shown}… ({len(whole) - most} more letters)"

@@ -1,6 +1,6 @@
-"""Which files may be read: those that were named at the start, and the runs in folders that were named.
+"""The files that may be read: those named at the start, and the runs in folders named at the start.
 
-A place is what it is after all links are followed, so that neither `..` nor a link leads out of what was named.
+Paths are resolved through all links, so that neither `..` nor a link leads outside the named places.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from xsp.errors import TraceError, UsageError, nearest
 from xsp.ingest.load import SETS
 
 MOST_LISTED = 200
-"""Runs that are looked for in folders."""
+"""Maximum number of runs that are listed."""
 
 MOST_FILES = 100_000
-"""Files of a run that are looked at before it is loaded."""
+"""Maximum number of files that are checked before a run is loaded."""
 
 _TRACES = (".json", ".json.gz", ".parquet", ".sqlite", ".nsys-rep", ".jsonl", ".pb", ".pickle")
 
@@ -27,19 +27,19 @@ class Place(NamedTuple):
     """A run or a trace that may be read."""
 
     name: str
-    """What clients call it."""
+    """Its name for clients."""
     path: Path
-    """Where it lies, with all links followed."""
+    """Its path, with all links resolved."""
 
 
 class Places:
-    """What was named at the start."""
+    """The files and folders named at the start."""
 
     def __init__(self, named: Sequence[str]) -> None:
-        """Look at each path now: what a link leads to later does not count.
+        """Resolve each path now, so that later changes of links have no effect.
 
         Raises:
-            UsageError: one is a URL, or not there.
+            UsageError: a path is a URL, or does not exist.
         """
         self._roots: dict[str, Path] = {}
         for each in named:
@@ -53,7 +53,7 @@ class Places:
             self._roots[_free(str(place.name or place), self._roots)] = Path(os.path.realpath(place))
 
     def all(self) -> list[Place]:
-        """Return the runs and traces that are there now, at most `MOST_LISTED`."""
+        """Return the runs and traces that exist now, at most `MOST_LISTED`."""
         found: list[Place] = []
         for name, root in self._roots.items():
             for each in _runs(name, root):
@@ -63,11 +63,11 @@ class Places:
         return found
 
     def find(self, asked: str | None) -> Place:
-        """Return the run that a client means: by its name, or by its path.
+        """Return the run that a client requests, by its name or its path.
 
         Raises:
-            UsageError: nothing of that name was named at the start, or lies in what was.
-            TraceError: a link in it leads out of what was named.
+            UsageError: there is no such run in the places named at the start.
+            TraceError: a link in the run leads outside these places.
         """
         if asked is None:
             return self._only()
@@ -95,7 +95,7 @@ class Places:
         )
 
     def _candidates(self, asked: str) -> Iterator[str]:
-        """Yield what a name may stand for: a place in what was named by its name, or a path."""
+        """Yield the paths that a request may stand for: below a named place, absolute, or relative to any place."""
         first, _, rest = asked.partition("/")
         if first in self._roots:
             yield str(self._roots[first] / rest) if rest else str(self._roots[first])
@@ -107,7 +107,7 @@ class Places:
 
     @staticmethod
     def _check_inside(path: Path, root: Path) -> None:
-        """Refuse a run with a link in it that leads out of what was named."""
+        """Raise an error if a link in a run leads outside the place named at the start."""
         if not path.is_dir():
             return
         seen = 0
@@ -147,7 +147,7 @@ def _is_set(folder: Path) -> bool:
 
 
 def _runs(name: str, root: Path) -> Iterator[Place]:
-    """Yield a run or a trace that was named; of a folder the runs and traces in it, and those in its folders."""
+    """Yield a named run or trace; for a folder, the runs and traces in it, and the runs in its subfolders."""
     if root.is_file() or _is_run(root):
         yield Place(name, root)
         return
@@ -164,7 +164,7 @@ def _runs(name: str, root: Path) -> Iterator[Place]:
                 found = True
                 yield Place(f"{name}/{each.relative_to(root)}", each)
     if not found and not _is_set(root):
-        yield Place(name, root)  # traces of the ranks of a job, one file each, may have any names
+        yield Place(name, root)  # it may hold traces of a job's ranks, one file each, with any names
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -175,7 +175,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def stamp(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Return what tells whether a run or a trace is still what was loaded: inode, size and time of its files."""
+    """Return a fingerprint that shows changes of a run or trace: inode, size and modification time of its files."""
     files = [path]
     if path.is_dir():
         files = sorted([*path.glob("*"), *path.glob("*/*")])[:MOST_FILES]

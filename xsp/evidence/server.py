@@ -1,6 +1,6 @@
-"""An MCP server over stdio, with the official SDK: it speaks to the client, and another process reads the runs.
+"""An MCP server over stdio, based on the official SDK; a worker process reads the runs.
 
-The reading process can be ended: what takes too long is, and the next question starts a new one.
+A worker process that takes too long is ended, and the next question starts a new one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
 SECONDS = 60.0
-"""What a question may take, unless told otherwise."""
+"""Default timeout of a question in seconds."""
 
 MOST_ASKED = 65_536
-"""Bytes of the arguments of a question."""
+"""Maximum size of the arguments of a question in bytes."""
 
 LOOK_S = 0.1
-"""How often it is looked whether the client still wants the answer."""
+"""Seconds between checks whether the client has cancelled the question."""
 
 INSTRUCTIONS = (
     "Reads profiles of deep-learning programs that xsp recorded or imported; it runs and changes nothing. Begin with "
@@ -47,12 +47,12 @@ INSTRUCTIONS = (
 
 
 def missing() -> PluginError:
-    """Return the error of a machine without the SDK."""
+    """Return the error for a machine without the SDK."""
     return PluginError("xsp mcp needs the MCP SDK: pip install 'xsp[mcp]' (mcp 2 or later)")
 
 
 class Reader:
-    """The process that answers, started when it is first needed, and again after one was ended."""
+    """The worker process that answers, started when first needed, and again after it was ended."""
 
     def __init__(self, paths: Sequence[str], most_bytes: int, seconds: float) -> None:
         """Start nothing yet."""
@@ -63,11 +63,11 @@ class Reader:
 
     @property
     def pid(self) -> int | None:
-        """Number of the process, None while there is none."""
+        """Id of the worker process, None if there is none."""
         return None if self._process is None else self._process.pid
 
     async def ask(self, tool: str, arguments: Mapping[str, Any]) -> bytes:
-        """Return the answer as a line of JSON; one that was given up or took too long ends the process."""
+        """Return the answer as a line of JSON; end the process if the question is cancelled or takes too long."""
         from anyio import to_thread
 
         deadline = time.monotonic() + self._seconds
@@ -95,7 +95,7 @@ class Reader:
     def _started(self) -> processes.Asked:
         if self._process is None or self._process.has_ended():
             self.end()
-            self._folder = tempfile.mkdtemp(prefix="xsp-mcp-")  # one that is killed leaves what it imported
+            self._folder = tempfile.mkdtemp(prefix="xsp-mcp-")  # a killed process leaves its imported traces here
             env = processes.environment() | {"TMPDIR": self._folder}
             self._process = processes.Asked(START, *self._arguments, stderr=None, env=env)
         return self._process
@@ -115,16 +115,16 @@ def _error(reason: str) -> bytes:
 
 
 def serve(paths: Sequence[str], most_bytes: int = form.MOST_BYTES, seconds: float = SECONDS) -> None:
-    """Serve until the client hangs up.
+    """Serve until the client disconnects.
 
     Args:
         paths: runs, traces, and folders of them, that may be read.
-        most_bytes: of an answer.
-        seconds: that an answer may take.
+        most_bytes: maximum size of an answer.
+        seconds: timeout of an answer.
 
     Raises:
         PluginError: the SDK is not installed.
-        UsageError: a path is not there.
+        UsageError: a path does not exist.
     """
     try:
         import anyio
@@ -133,7 +133,7 @@ def serve(paths: Sequence[str], most_bytes: int = form.MOST_BYTES, seconds: floa
         from mcp_types import CallToolResult  # noqa: F401
     except ImportError as error:
         raise missing() from error
-    Places(paths)  # what is wrong with one is said before the client waits
+    Places(paths)  # raise errors on paths before the client waits
     reader = Reader([str(Path(each).expanduser().absolute()) for each in paths], most_bytes, seconds)
 
     async def end_on_signals() -> None:
@@ -141,7 +141,7 @@ def serve(paths: Sequence[str], most_bytes: int = form.MOST_BYTES, seconds: floa
             async for _ in signals:
                 reader.end()
                 sys.stderr.flush()
-                os._exit(0)  # a thread waits for the client's next line, and nothing else would end it
+                os._exit(0)  # a thread waits for the client's next line, and cannot be ended otherwise
 
     async def run() -> None:
         made = server(reader, anyio.Lock())
@@ -158,7 +158,7 @@ def serve(paths: Sequence[str], most_bytes: int = form.MOST_BYTES, seconds: floa
 
 
 def server(reader: Reader, lock: Lock) -> Server[Any]:
-    """Return the server that asks a reader: one question after another, whatever the client sends at once."""
+    """Return the server, which passes questions to a reader one at a time, even if the client sends several at once."""
     import mcp_types as types
     from mcp.server.lowlevel import Server
     from mcp.shared.exceptions import MCPError

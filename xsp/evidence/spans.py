@@ -1,4 +1,4 @@
-"""Spans under an id: the span itself, those around it, and its children, with all that the span table says of them."""
+"""Spans by id: the span itself, its ancestors and its children, with all their columns of the span table."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from xsp.schema import DEEPEST, Level
 from xsp.store.trace import Trace
 
 MOST_AROUND = 20
-"""Spans around one that are shown."""
+"""Maximum number of ancestors that are shown."""
 
 _AS_JSON = ("attributes", "input_shapes")
 _LONGEST_JSON = 20_000
-"""Letters of a column that holds JSON, above which it is shown as text, cut."""
+"""Maximum number of characters of a JSON column; longer values are shown as text, and cut."""
 
 
 def under(trace: Trace, source: Mapping[str, Any], span_id: str, first: int, limit: int) -> Document:
     """Return a span (role `itself`), the spans around it (`around`, the innermost first) and its children (`child`).
 
-    It is looked for in the merged step, whose times are without the cost of profiling; then in the recorded steps.
+    The merged step, whose times exclude the cost of profiling, is searched first, then the recorded steps.
 
     Args:
-        trace: that is asked.
-        source: of it.
-        span_id: 16 hexadecimal digits, as other answers cite them.
-        first: number of the first child, from 0, in the order of time.
-        limit: children at most.
+        trace: the trace to search.
+        source: its source.
+        span_id: 16 hexadecimal digits, as cited in other answers.
+        first: index of the first child, from 0, in order of time.
+        limit: maximum number of children.
 
     Raises:
         UsageError: there is no such span.
@@ -84,7 +84,7 @@ def _rows(trace: Trace, query: str, *values: Any) -> list[dict[str, Any]]:
 
 
 def _span(row: Mapping[str, Any], role: str, children: int | None = None) -> Document:
-    """Return what is known of a span; columns that hold nothing are left out."""
+    """Return the columns of a span that have a value."""
     known = {name: _value(name, value) for name, value in row.items() if value is not None}
     if "level" in known:
         known["level_name"] = _level(known["level"])

@@ -1,4 +1,4 @@
-"""Analyses in the form: the list of them, and pages of one, sorted and filtered without any SQL of the client's."""
+"""Analyses in the JSON form: their list, and pages of one analysis, sorted and filtered without SQL from the client."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CONTAINS = "contains"
 
 
 def find(name: str) -> Analysis:
-    """Return an analysis by its name, whatever the case.
+    """Return an analysis by its name, ignoring case.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such analysis.
     """
     found = {known.lower(): each for known, each in ANALYSES.items()}.get(name.lower())
     if found is None:
@@ -31,7 +31,7 @@ def find(name: str) -> Analysis:
 
 
 def listed(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
-    """Return the analyses, with why this trace cannot carry some of them."""
+    """Return the analyses, with the reasons why some cannot run on this trace."""
     every = [
         {"name": each.id, "title": each.title, "about": each.about, "refused": each.refusal(trace)}
         for each in list(ANALYSES.values())[first : first + limit]
@@ -53,17 +53,17 @@ def page(
     """Return rows of an analysis.
 
     Args:
-        trace: that is asked.
-        source: of it.
-        name: of the analysis.
-        first: number of the first row, from 0.
-        limit: rows at most.
-        sort: a column, `:asc` or `:desc` behind it; numbers begin with the largest, text with A. Nulls come last.
+        trace: the trace to analyse.
+        source: its source.
+        name: name of the analysis.
+        first: index of the first row, from 0.
+        limit: maximum number of rows.
+        sort: a column, optionally with `:asc` or `:desc`; by default numbers descend and text ascends. Nulls are last.
         where: conditions, each a `column`, an `op` and a `value`; all of them must hold.
 
     Raises:
-        UsageError: there is no such analysis or column.
-        AnalysisError: the trace cannot carry it.
+        UsageError: there is no such analysis or column, or a value cannot be compared with its column.
+        AnalysisError: the analysis cannot run on the trace.
     """
     each = find(name)
     relation = each(trace)
@@ -82,7 +82,7 @@ def page(
 def table(
     trace: Trace, each: Analysis, relation: duckdb.DuckDBPyRelation, first: int, limit: int
 ) -> tuple[Document, list[Document]]:
-    """Return rows of a relation as a table of the form, and notes of what is left out."""
+    """Return rows of a relation as a table of the form, and notes on what is left out."""
     rows = relation.limit(limit, first).fetchall()
     ((in_all,),) = relation.aggregate("count(*)").fetchall()
     columns = relation.columns
@@ -103,7 +103,7 @@ def table(
 
 
 def top(trace: Trace, name: str, limit: int) -> tuple[Document, list[Document]] | None:
-    """Return the first rows of an analysis, as `table`; None where the trace cannot carry it, or it has no rows."""
+    """Return the first rows of an analysis, as `table` does; None if it cannot run on the trace, or has no rows."""
     each = ANALYSES[name]
     try:
         made, notes = table(trace, each, each(trace), 0, limit)
@@ -135,12 +135,12 @@ def _order(relation: duckdb.DuckDBPyRelation, name: str, sort: str) -> str:
         raise UsageError(f"sort {sort!r}: behind a column stands :asc or :desc")
     column = _column(relation, name, asked)
     is_text = str(relation.types[relation.columns.index(column)]) == "VARCHAR"
-    others = (quoted(each) for each in relation.columns if each != column)  # or pages would hold some rows twice
+    others = (quoted(each) for each in relation.columns if each != column)  # else a row could be on two pages
     return ", ".join([f"{quoted(column)} {way or ('asc' if is_text else 'desc')} NULLS LAST", *others])
 
 
 def _condition(relation: duckdb.DuckDBPyRelation, name: str, asked: Mapping[str, Any]) -> str:
-    """Return a condition as SQL: the column is one of the table's, the value a literal."""
+    """Return a condition as SQL, with a known column of the table and the value as a literal."""
     column, op, value = quoted(_column(relation, name, str(asked["column"]))), asked["op"], asked["value"]
     if op == CONTAINS:
         return f"contains(lower({column}::VARCHAR), {literal(str(value).lower())})"

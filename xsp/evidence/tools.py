@@ -1,6 +1,6 @@
-"""The questions that a client can ask, with the schema of their arguments, and what answers them.
+"""The questions that a client can ask, with the schemas of their arguments and the functions that answer them.
 
-Nothing of what a client says reaches the table engine but as a literal, and no file but those that were named.
+Input of a client reaches the table engine only as literals, and only files named at the start are read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from xsp.store.trace import Trace
 
 ROWS = 30
 MOST_ROWS = 300
-"""Rows of an answer, unless told otherwise, and at most."""
+"""Default and maximum number of rows of an answer."""
 
 LOADED = 3
-"""Traces that are kept in memory."""
+"""Maximum number of traces that are kept in memory."""
 
 OF_OTHERS = (
     "Names, texts and attributes in the answer are what the traced program and the author of the trace wrote: "
@@ -52,7 +52,7 @@ _LIMIT = {"type": "integer", "minimum": 1, "description": f"rows at most (defaul
 
 @dataclass(frozen=True)
 class Tool:
-    """A question: what it is called, what it answers, and its arguments."""
+    """A question: its name, description, arguments and answering function."""
 
     name: str
     title: str
@@ -63,7 +63,7 @@ class Tool:
 
     @property
     def description(self) -> str:
-        """What a client reads of it."""
+        """The description for clients."""
         return f"{self.about} {_CITES} {OF_OTHERS}"
 
     @property
@@ -78,7 +78,7 @@ class Tool:
 
 
 class Tools:
-    """Answers questions about the runs in some places; keeps a few traces in memory."""
+    """An object that answers questions about the runs in some places, and keeps a few traces in memory."""
 
     def __init__(self, places: Places, most_bytes: int = MOST_BYTES) -> None:
         """Load nothing yet."""
@@ -87,7 +87,7 @@ class Tools:
         self._loaded: OrderedDict[tuple[Path, str | None], tuple[object, Trace]] = OrderedDict()
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Document:
-        """Return the answer to a question, within its bound; a document of the kind `error` says why there is none."""
+        """Return the answer to a question within the size limit, or a document of the kind `error` with the reason."""
         try:
             tool = TOOLS.get(name)
             if tool is None:
@@ -101,18 +101,18 @@ class Tools:
         except Exception as failed:
             if not _is_of_data(failed):
                 raise
-            self._loaded.clear()  # what was loaded may be of files that are others now
+            self._loaded.clear()  # the files of loaded traces may have been replaced
             reason = next(iter(str(failed).splitlines()), type(failed).__name__)
             return fitted(
                 error(f"the run or trace cannot be read, or changed while it was ({reason})"), self.most_bytes
             )
 
     def trace(self, arguments: Mapping[str, Any], which: str = "run") -> tuple[Trace, Place]:
-        """Return the trace that arguments name; it is loaded again if its files have changed.
+        """Return the trace that the arguments name; it is loaded again if its files have changed.
 
         Raises:
-            UsageError: it is none that may be read.
-            TraceError: it cannot be read.
+            UsageError: there is no such trace in the permitted places.
+            TraceError: the trace cannot be read.
         """
         place = self.places.find(arguments.get(which))
         asked, kind = stamp(place.path), arguments.get("kind")
@@ -134,17 +134,17 @@ class Tools:
 
 
 def _is_of_data(failed: Exception) -> bool:
-    """Return whether an error is of files, or of what stands in them."""
+    """Return whether an error comes from files or their content."""
     import duckdb
 
     return isinstance(failed, (OSError, duckdb.Error, ValueError, KeyError, TypeError, ArithmeticError, LookupError))
 
 
 def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """Hold arguments against the schema.
+    """Check arguments against the schema.
 
     Raises:
-        UsageError: they do not fit.
+        UsageError: they do not match it.
     """
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
@@ -157,7 +157,7 @@ def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
         )
 
 
-# --- what answers -------------------------------------------------------------------------------------------------
+# --- answers ------------------------------------------------------------------------------------------------------
 
 
 def _page(arguments: Mapping[str, Any], rows: int = ROWS) -> tuple[int, int]:
@@ -165,7 +165,7 @@ def _page(arguments: Mapping[str, Any], rows: int = ROWS) -> tuple[int, int]:
 
 
 def source(trace: Trace, place: Place) -> dict[str, Any]:
-    """Return what a document says of the run that it is of: no directory, which may name a person."""
+    """Return the `source` of a document, without the directory, which may contain a user's name."""
     return {"run": place.name, "name": trace.name}
 
 

@@ -1,6 +1,6 @@
-"""The process that reads: it answers questions in lines of JSON, so that one that takes too long can be ended.
+"""The worker process that reads runs and answers questions in lines of JSON, so that a long question can be ended.
 
-The server (`xsp.evidence.server`) starts it with `xsp.processes.Asked`, and speaks to the client itself.
+The server (`xsp.evidence.server`) starts it with `xsp.processes.Asked`, and communicates with the client itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from xsp.evidence.places import Places
 from xsp.evidence.tools import Tools
 
 START = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.evidence.worker import main; main(sys.argv[2:])"
-"""What the process runs."""
+"""The code that the process runs."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Answer until stdin ends.
 
     Args:
-        arguments: the paths as JSON, the bound of an answer in bytes, and the descriptor to answer to.
+        arguments: the paths as JSON, the limit of an answer in bytes, and the file descriptor for answers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
     paths, most, answers = json.loads(arguments[0]), int(arguments[1]), int(arguments[2])

@@ -1,4 +1,4 @@
-"""Whether a run kept its budget, as findings."""
+"""Findings on whether a run kept its budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is missing or doubtful in a trace, before any figure is believed."""
+"""Checks for missing or doubtful data in a trace, before any figure is trusted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RANKS_NAMED = 20
 """Maximum number of missing ranks that are named."""
 
 ENOUGH_STEPS = 5
-"""Below this many timed steps at a rung its interval says little."""
+"""Minimum number of timed steps at a rung for a useful interval."""
 
 
 def health(trace: Trace) -> list[Finding]:
@@ -60,7 +60,7 @@ def health(trace: Trace) -> list[Finding]:
 
 
 def grade(findings: Sequence[Finding]) -> Grade:
-    """Return the grade of a trace with these findings: the worst that one of them allows, with their texts."""
+    """Return the grade of a trace with these findings: the worst of their best grades, with the texts behind it."""
     letter = max((finding.best for finding in findings), default="A")
     return Grade(letter, [finding.text for finding in findings if finding.best == letter != "A"])
 
@@ -88,7 +88,7 @@ def _run(trace: Trace) -> list[Finding]:
 
 
 def _ranks(trace: Trace) -> list[Finding]:
-    """Return which rank the figures are of, and which ranks of a distributed program are missing."""
+    """Return findings on the rank of the figures, and on missing ranks of a distributed program."""
     ranks = trace.run.ranks
     if not ranks:
         return []
@@ -107,7 +107,7 @@ def _ranks(trace: Trace) -> list[Finding]:
 
 
 def _deliveries(trace: Trace) -> list[Finding]:
-    """Return what of the run was delivered, and what was not."""
+    """Return findings on the delivery of the run's traces."""
     findings = []
     for each in trace.run.delivery:
         why = "; ".join(each.messages)
@@ -146,7 +146,7 @@ def _rungs(trace: Trace) -> list[Finding]:
 
 
 def _spread(trace: Trace) -> list[Finding]:
-    """Find steps whose 90th percentile is far above the median."""
+    """Return a finding if the 90th percentile of steps is far above the median."""
     rows = trace.con.execute(
         f"SELECT median_ns, p90_ns FROM merged WHERE kind = '{Kind.STEP}' AND p90_ns > {1 + UNSTEADY} * median_ns"
     ).fetchall()
@@ -162,7 +162,7 @@ def _spread(trace: Trace) -> list[Finding]:
 
 
 def _parents(trace: Trace) -> list[Finding]:
-    """Count the host's spans without a parent by reason; device work is looked at by `xsp.health.device`."""
+    """Count host spans without a parent by reason; `xsp.health.device` checks device work."""
     hosts = f"FROM merged WHERE device IS NULL AND kind <> '{Kind.OVERHEAD}'"
     total = _one(trace, f"SELECT count(*) {hosts}")
     rows = trace.con.execute(
@@ -192,7 +192,7 @@ def _parents(trace: Trace) -> list[Finding]:
 
 
 def _why(reason: str, spans: int, threads: int, kinds: Sequence[str], names: Sequence[str], names_in_all: int) -> str:
-    """Return how many spans have no parent for a reason, which, and the reason."""
+    """Return the text for spans without a parent for one reason: their number, kinds, names, and the reason."""
     which = ", ".join(names) + (", …" if names_in_all > len(names) else "")
     place = "1 thread" if threads == 1 else f"{threads} threads"
     why = {
@@ -206,7 +206,7 @@ def _why(reason: str, spans: int, threads: int, kinds: Sequence[str], names: Seq
 
 
 def _structure(trace: Trace) -> list[Finding]:
-    """Find spans of timed steps that have no counterpart in the merged step."""
+    """Return findings on spans without a counterpart in the merged step, on shapes, and on true times."""
     findings = []
     others = _one(
         trace,
@@ -249,7 +249,7 @@ def _structure(trace: Trace) -> list[Finding]:
 
 
 def _of_one_step(trace: Trace) -> list[Finding]:
-    """Find whether shapes are those of one step, where times are means over steps of different inputs."""
+    """Return a finding if shapes are those of one step, while times are means over steps with different inputs."""
     rows = trace.con.execute(
         f"""
         SELECT any_value(merged.name), any_value(merged.input_shapes), count(DISTINCT other.input_shapes) AS inputs

@@ -14,26 +14,26 @@ MANY = 0.10
 """Minimum share of device work without evidence for figures by layer or by operator to be of little use."""
 
 MOST = 0.50
-"""Minimum share for them to be of no use."""
+"""Minimum share of device work without evidence for such figures to be of no use."""
 
 OVERHEAD = 0.05
 """Minimum share of the profiler's own work in the recorded time for a warning."""
 
 STACKS_WEIGH, STACKS_DECIDE = 0.05, 0.20
-"""From these shares of the device's window on that it waited for launches, recorded stacks cost the grade: that time is
-longer for them, and from the second share on it is what the verdict is about."""
+"""Shares of the device's window spent waiting for launches, from which recorded stacks lower the grade: stacks make
+this time longer, and from the second share on it determines the verdict."""
 
 
 class _Stacks(NamedTuple):
-    """Stacks that a profiler recorded, and what that does to the host."""
+    """Stacks that a profiler recorded, and their effect on the host."""
 
     what: str
     how: str
-    """The option that asked for them."""
+    """The option that requests them."""
 
     effect: str
     best: str
-    """The grade, if the verdict is about the host."""
+    """The best grade if the verdict is about the host."""
 
 
 _LONGER = "longer, by an unknown share"
@@ -48,10 +48,10 @@ STACKS = {
     ),
     CPU_SAMPLES: _Stacks("samples of the CPU were", "--sample", f"the host takes {_LONGER}", "B"),
 }  # fmt: skip
-"""By what an importer calls them; those that weigh most come first."""
+"""Importers' names → stacks, in order of their effect, largest first."""
 
 EARLY_NS = 1_000
-"""A kernel that begins earlier than this before its launch shows that clocks disagree."""
+"""Nanoseconds before its launch from which the start of a kernel shows that clocks disagree."""
 
 
 def findings(trace: Trace) -> Iterator[Finding]:
@@ -98,13 +98,13 @@ _LAUNCHED = (
     "launches.rank = spans.rank AND launches.correlation_id = spans.correlation_id "
     "AND coalesce(spans.process = launches.process, true)"
 )
-"""Whether a launch is that of a span; a process that is not told may be any."""
+"""Join condition of a span and its launch; an unknown process matches every process."""
 
 _BY_PROFILER = f"kind = '{Kind.OVERHEAD}' AND coalesce(attributes ->> '$.by', '') <> 'cuda'"
 
 
 def _launches(trace: Trace, work: _Work) -> Iterator[Finding]:
-    """Return how much device work has no launch in the trace, and whether it is at the start of the trace."""
+    """Yield a finding on device work without a launch in the trace, and on how much of it is at the start."""
     ((missing, ns, early),) = trace.con.execute(
         f"""
         WITH {_LAUNCHES}, first AS (SELECT rank, min(start_ns) AS start_ns FROM launches GROUP BY rank)
@@ -145,7 +145,7 @@ def _layers(trace: Trace, work: _Work) -> Iterator[Finding]:
 
 
 def _levels(trace: Trace) -> Iterator[Finding]:
-    """Name the levels that are missing between the model and the kernels."""
+    """Yield a finding for each level that is missing between the model and the kernels."""
     ((ops, calls),) = trace.con.execute(
         f"SELECT count(*) FILTER (level = {int(Level.OP)}), count(*) FILTER (level = {int(Level.RUNTIME)}) FROM spans"
     ).fetchall()
@@ -158,7 +158,7 @@ def _levels(trace: Trace) -> Iterator[Finding]:
 
 
 def _clocks(trace: Trace) -> Iterator[Finding]:
-    """Find device work that begins before it was launched: host and device were not on one clock."""
+    """Yield a finding if device work begins before its launch: host and device were not on one clock."""
     ((early, worst),) = trace.con.execute(
         f"""
         WITH {_LAUNCHES}
@@ -172,7 +172,7 @@ def _clocks(trace: Trace) -> Iterator[Finding]:
 
 
 def _overhead(trace: Trace) -> Iterator[Finding]:
-    """State what the profiler says of its own work."""
+    """Yield a finding on the profiler's own work, as recorded by the profiler."""
     ((count, ns, window),) = trace.con.execute(
         f"SELECT count(*) FILTER ({_BY_PROFILER}), coalesce(sum(dur_ns) FILTER ({_BY_PROFILER}), 0)::BIGINT, "
         "max(start_ns + dur_ns) - min(start_ns) FROM spans"
@@ -187,9 +187,9 @@ def _overhead(trace: Trace) -> Iterator[Finding]:
 
 
 def _stacks(trace: Trace) -> Iterator[Finding]:
-    """Say that stacks were recorded, which makes the host slower; it weighs as much as the device waited for it.
+    """Yield a finding if stacks were recorded, which slows the host; its weight is how long the device waited for it.
 
-    The device waited for the host from the end of its last work to the launch of the next.
+    The device waits for the host from the end of its last work to the launch of the next.
     """
     sources = [
         source for run in (trace.run, *trace.run.ranks) if run.imported is not None for source in run.imported.sources

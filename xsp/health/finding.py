@@ -1,4 +1,4 @@
-"""What a reader of a trace's figures should know, and how far it lets them be believed."""
+"""Findings that a reader of a trace's figures should know, and how far they limit trust in the figures."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ class Finding(NamedTuple):
     subject: str
     text: str
     best: str = "A"
-    """The best grade that a trace can have of which this is true."""
+    """The best grade that a trace with this finding can have."""

@@ -15,7 +15,7 @@ from xsp.store.loop import BARE
 from xsp.store.trace import Trace
 
 BOUND = 0.2
-"""Minimum share of the loop outside steps for a warning that throughput of steps is not that of the program."""
+"""Minimum share of the loop outside steps for a warning that the throughput of steps is not the program's."""
 
 MIXED = 0.2
 """Minimum share of the loop in steps of other kinds for a warning that one kind does not describe the program."""
@@ -27,10 +27,10 @@ DRIFT = 0.1
 """Minimum change of step time from start to end of a run, as a share, to be called a drift."""
 
 WIDE = 0.2
-"""Half the width of the latency's interval, as a share of the latency, from which on it is too uncertain."""
+"""Half the width of the latency's interval, as a share of the latency, above which it is too uncertain."""
 
 UNLIKE = 0.25
-"""Minimum share by which a recorded step is longer than unrecorded ones to be called unlike them."""
+"""Minimum share by which a recorded step must exceed unrecorded ones for a warning."""
 
 STRETCHES = 9
 """Parts into which a long run is cut to find a drift: the first third is compared with the last."""
@@ -39,15 +39,15 @@ FEW = 12
 """Minimum rows to distinguish a drift from scatter."""
 
 WARM = 20
-"""Steps at the beginning of a program, or fewer, that may warm it up: what changes later is a drift."""
+"""Maximum number of steps at the beginning of a program that may be warm-up: later changes are a drift."""
 
 OFTEN = 0.9
-"""From this share of pairs on, one of the first third and one of the last, that agree a run drifts: three and three
-must not overlap; five and five have that by chance in 3 % of runs (Mann and Whitney)."""
+"""Share of pairs, of one stretch in the first third and one in the last, that must agree for a drift: three and three
+must not overlap; five and five reach it by chance in 3 % of runs (Mann and Whitney)."""
 
 
 def findings(trace: Trace) -> Iterator[Finding]:
-    """Yield what stands between a trace's figures and the program's; nothing for a trace without a loop."""
+    """Yield reasons why a trace's figures may differ from the program's; nothing for a trace without a loop."""
     if not trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
         return
     yield from _program(trace.run)
@@ -61,7 +61,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
 
 
 def _program(run: Run) -> Iterator[Finding]:
-    """Return the slowdown of the whole program by profiling, and the option that lowers it."""
+    """Yield a finding on the slowdown of the whole program by profiling, with the option that reduces it."""
     budget = run.budget
     if budget is None or budget.program_percent is None:
         return
@@ -80,7 +80,7 @@ def _here(trace: Trace) -> list[iterations.Iteration]:
 
 
 def _bound(trace: Trace) -> Iterator[Finding]:
-    """Return the share of an iteration outside the step, and how much of it is waiting for data."""
+    """Yield findings on the share of an iteration outside the step, and on how much of it is waiting for data."""
     own = next((each for each in _here(trace) if each.kind == trace.kind), None)
     if own is None or own.mean_ns is None or not own.step_ns or own.data_ns is None:
         text = "all steps were recorded: the time of an iteration without recording is unknown"
@@ -109,7 +109,7 @@ def _bound(trace: Trace) -> Iterator[Finding]:
 
 
 def _mixed(trace: Trace) -> Iterator[Finding]:
-    """Name the kinds of steps that the figures do not cover."""
+    """Yield findings on the kinds of steps that the figures do not cover."""
     here = _here(trace)
     others = [each for each in here if each.kind != trace.kind]
     share = sum(each.share for each in others)
@@ -152,7 +152,7 @@ def _guessed(trace: Trace) -> Iterator[Finding]:
 
 
 def _cold(trace: Trace) -> Iterator[Finding]:
-    """Return the slowdown of steps next to recorded ones, where storing evicts caches."""
+    """Yield a finding on the slowdown of steps next to recorded ones, because storing evicts caches."""
     found = iterations.coldness(trace.con)
     if found is None or found.ratio <= 1 + COLD:
         return
@@ -165,7 +165,7 @@ def _cold(trace: Trace) -> Iterator[Finding]:
 
 
 def _drifts(trace: Trace) -> Iterator[Finding]:
-    """Find a run whose steps take longer, or less long, at its end than at its beginning."""
+    """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning."""
     alike = f"WITH {UNDISTURBED}, alike_bare AS (SELECT step, dur_ns FROM undisturbed WHERE {OF_ALIKE})"
     ((count,),) = trace.con.execute(f"{alike} SELECT count(*) FROM alike_bare").fetchall()
     if count < FEW:
@@ -188,7 +188,7 @@ def _drifts(trace: Trace) -> Iterator[Finding]:
 
 
 def _change(durations: Sequence[float]) -> float | None:
-    """Return by which share the last third of some steps takes longer than the first one; None if by nothing sure."""
+    """Return by which share the last third of the steps takes longer than the first; None if this is not certain."""
     count = len(durations)
     stretches = STRETCHES if count >= 3 * STRETCHES else count
     ends = [round(count * place / stretches) for place in range(stretches + 1)]
@@ -200,7 +200,7 @@ def _change(durations: Sequence[float]) -> float | None:
 
 
 def _warms_up(steps: Sequence[int], durations: Sequence[float]) -> int:
-    """Return after how many of the first steps those that follow do not become shorter any more; 0 if they do."""
+    """Return the number of first steps after which steps no longer become shorter; 0 if there is no such warm-up."""
     cuts = range(1, len(steps) - FEW // 2 + 1)
     cold = next((cut for cut in cuts if _change(durations[cut:]) is None), 0)
     usual = summary.percentile(durations[-(len(durations) // 3) :], 0.5)
@@ -210,7 +210,7 @@ def _warms_up(steps: Sequence[int], durations: Sequence[float]) -> int:
 
 
 def _uncertain(trace: Trace) -> Iterator[Finding]:
-    """Find a run whose steady steps differ so much that they hardly tell what a step takes."""
+    """Yield a finding if steady steps differ so much that the latency of a step is uncertain."""
     steps = [each.dur_ns for each in iterations.steady_steps(trace.con, trace.run)]
     ends = summary.drifting_interval(steps)
     if ends is None:
@@ -226,7 +226,7 @@ def _uncertain(trace: Trace) -> Iterator[Finding]:
 
 
 def _unlike(trace: Trace) -> Iterator[Finding]:
-    """Find runs in which even the lowest recorded level changes the step."""
+    """Yield a finding if even the lowest recorded level changes the step."""
     if len(trace.rungs) < 2 or trace.rungs[0].level != BARE:
         return
     bare, first = trace.rungs[:2]

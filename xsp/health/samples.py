@@ -11,10 +11,10 @@ from xsp.schema import Kind
 from xsp.store.trace import Trace
 
 BUSY_CORES = 0.5
-"""From so many cores on that others kept busy, times on the host may be longer for it."""
+"""Number of cores kept busy by other processes from which times on the host may be longer."""
 
 MISSED = 0.2
-"""From this share on, readings that came too late are worth a note."""
+"""Minimum share of late readings for a note."""
 
 _TIMED = f"""
     timed AS (
@@ -25,7 +25,7 @@ _TIMED = f"""
 
 
 def findings(trace: Trace) -> Iterator[Finding]:
-    """Yield what a reader of the times should know; nothing for a run without samples."""
+    """Yield the findings from samples; nothing for a run without samples."""
     yield from _held_down(trace)
     yield from _others_on_device(trace)
     yield from _others_on_host(trace)
@@ -71,12 +71,12 @@ def _others_on_device(trace: Trace) -> Iterator[Finding]:
 
 
 def _where(trace: Trace, rank: int, device: int) -> str:
-    """Return what a device is called; its rank matters where there are several."""
+    """Return the name of a device, with its rank if there are several ranks."""
     return f"rank {rank}, device {device}" if len(trace.run.ranks) > 1 else f"device {device}"
 
 
 def _others_on_host(trace: Trace) -> Iterator[Finding]:
-    """Say how busy others kept the machine; of several ranks each is another to the others."""
+    """Yield a finding on other processes on the machine; not for several ranks, which would count as others."""
     if len(trace.run.ranks) > 1:
         return
     ((own, every),) = trace.con.execute(
@@ -98,7 +98,7 @@ def _others_on_host(trace: Trace) -> Iterator[Finding]:
 
 
 def _gaps(said: Samples, devices: Sequence[str]) -> Iterator[Finding]:
-    """Say what could not be sampled; on a machine without a device, that no device was is no news."""
+    """Yield findings on samples that are missing; devices count only on a machine with a device."""
     if devices and "nvml" in said.absent:
         yield Finding(Severity.NOTE, "samples", f"devices were not sampled: {said.absent['nvml']}")
     for text in said.notes:

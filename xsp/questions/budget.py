@@ -1,8 +1,8 @@
-"""Which timings the questions want beyond what a bound does, and how a budget is spent on them.
+"""The timings that the questions need in addition to those of a bound, and how a budget is spent on them.
 
-First each call as it runs; then, of those calls that make up nearly all of the time, with other numbers of threads, in
-other ways, what it costs to convert layouts, and in other precision. Each round has a share of what is left, and what
-it does not need goes to the next one.
+The first round times each call as it runs. The next rounds time the calls that take nearly all of the time: with other
+numbers of threads; in other variants, together with conversions of layouts; and in other precision. Each round has a
+share of the remaining budget, and leaves what it does not need to the next round.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from xsp.questions import layouts
 from xsp.questions.timedcalls import threads_of
 
 MOST_OF_TIME = 0.98
-"""Share of the expected time: calls beyond it are timed as they run alone."""
+"""Share of the expected time covered by heavy calls; other calls are only timed as they run."""
 
 SHARES = (0.5, 0.4, 0.7, 1.0)
-"""Of what is left of the budget, for each round."""
+"""Share of the remaining budget for each round."""
 
 FEW_CORES = 4
-"""Up to so many each number of threads is timed; beyond it powers of two."""
+"""Number of cores up to which every number of threads is timed; with more cores, only powers of two and all cores."""
 
 Pairs = list[tuple[Spec, int]]
 Progress = Callable[[str, int, int], None]
@@ -36,10 +36,10 @@ Progress = Callable[[str, int, int], None]
 
 @provides("timings")
 def timings(asked: Asked) -> Timings:
-    """Return the timings of the folder that is asked for; those that are missing are taken first if there is a budget.
+    """Return the timings of the requested folder, after taking missing timings if there is a budget.
 
     Raises:
-        BenchError: they cannot be had.
+        BenchError: the timings are not available.
     """
     given = asked.settings
     known = Timings.open(given.get("timings"), like=given.get("like"))
@@ -50,7 +50,7 @@ def timings(asked: Asked) -> Timings:
 
 
 def fill(graph: Graph, known: Timings, threads: int, seconds: float, progress: Progress | None = None) -> None:
-    """Time what the questions want and has no timing yet, for so many seconds."""
+    """Take missing timings that the questions need, for at most `seconds`."""
     ends = monotonic() + seconds
     for wanted, share in zip(rounds(graph, threads, cores()), SHARES, strict=True):
         left = (ends - monotonic()) * share
@@ -59,7 +59,7 @@ def fill(graph: Graph, known: Timings, threads: int, seconds: float, progress: P
 
 
 def rounds(graph: Graph, threads: int, cores: int) -> tuple[Pairs, ...]:
-    """Return what is timed, the most needed first: as it runs; by threads; in other ways; in other precision."""
+    """Return the rounds of timings, the most needed first: as run; by threads; other variants; other precision."""
     from xsp.bench.variants import VARIANTS
 
     runtime = runtime_of(graph)
@@ -68,7 +68,7 @@ def rounds(graph: Graph, threads: int, cores: int) -> tuple[Pairs, ...]:
 
     def of(count: int, variants: Sequence[str] = (AS_RUN,)) -> Pairs:
         found = bench.specs(graph, threads=count, variants=variants, runtime=runtime)
-        # a call without a layout of its own would have values converted around it, however small it is
+        # without timings in both layouts, even a small call would force conversions around it
         return [pair for pair in found if pair[0].block.work_key in heavy or pair[0].variant in layouts.VARIANTS]
 
     if runtime != "torch":
@@ -85,14 +85,14 @@ def rounds(graph: Graph, threads: int, cores: int) -> tuple[Pairs, ...]:
 
 
 def thread_counts(cores: int) -> list[int]:
-    """Return the numbers of threads that are tried."""
+    """Return the numbers of threads to try."""
     if cores <= FEW_CORES:
         return list(range(1, cores + 1))
     return sorted({*(1 << power for power in range(cores.bit_length()) if 1 << power <= cores), cores})
 
 
 def most(pairs: Pairs) -> Pairs:
-    """Return those specs that make up nearly all of the expected time, largest first."""
+    """Return the specs that take nearly all of the expected time, largest first."""
     ordered = sorted(pairs, key=lambda pair: -worth(*pair))
     enough, taken = MOST_OF_TIME * sum(worth(*pair) for pair in ordered), 0.0
     found = []

@@ -1,7 +1,7 @@
-"""What could be done together where only the order of the calls is known: norms behind convolutions, attention by hand.
+"""Fusion where only the order of calls is known: norms after convolutions, and hand-written attention.
 
-Who reads what is taken from order and shapes: a batch norm directly behind a convolution with its shape; a softmax
-between two products whose shapes fit. Gains are upper bounds: the time of the norm, or of all that stands between the
+The data flow is inferred from order and shapes: a batch norm directly after a convolution with its shape; a softmax
+between two products with matching shapes. Gains are upper bounds: the time of the norm, or of all calls between the
 products.
 """
 
@@ -23,13 +23,13 @@ from xsp.questions.rewriting import placed, step_ns
 PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
 
 FAR = 8
-"""Computing calls between a product and the softmax at most."""
+"""Maximum distance between the softmax and a product, in computing calls."""
 
 BETWEEN = "add add_ sub mul mul_ div div_ masked_fill masked_fill_ where to _to_copy dropout clone contiguous".split()
 
 
 def foldable(graph: Graph) -> list[tuple[int, ...]]:
-    """Return the places of batch norms in evaluation that stand directly behind a convolution of their shape."""
+    """Return the places of batch norms in evaluation mode directly after a convolution with their shape."""
     found: list[tuple[int, ...]] = []
     computing = [place for place, node in enumerate(graph.nodes) if node.computes]
     for before, place in pairwise(computing):
@@ -44,7 +44,7 @@ def foldable(graph: Graph) -> list[tuple[int, ...]]:
 
 
 def by_hand(graph: Graph) -> list[tuple[int, ...]]:
-    """Return the places of what stands between the two products of attention by hand, the softmax among it."""
+    """Return the places of the calls between the two products of hand-written attention, including the softmax."""
     found: list[tuple[int, ...]] = []
     computing = [place for place, node in enumerate(graph.nodes) if node.computes]
     for at, place in enumerate(computing):
@@ -65,7 +65,7 @@ def by_hand(graph: Graph) -> list[tuple[int, ...]]:
 
 
 def _product(graph: Graph, places: Sequence[int]) -> int | None:
-    """Return the first product among calls; None if something else than what stands in attention comes before it."""
+    """Return the first product among calls; None if a call that is not part of attention comes before it."""
     for each in places:
         op = _op(graph.nodes[each])
         if op in PRODUCTS:
@@ -97,7 +97,7 @@ WAYS = (
 
 
 def advice(asked: Asked, least_percent: float) -> Iterator[Advice]:
-    """Yield what doing calls together gains at most, of a trace whose calls are known by their order."""
+    """Yield upper bounds of the gain of fusing calls, for a trace whose calls are known by their order."""
     bound: Bound = asked.bound
     graph = bound.graph
     figures = bound.figures.get(Rung.IN_PLACE.value) or bound.figures.get(Rung.AS_RUN.value)

@@ -1,8 +1,8 @@
-"""Q3: is each layer's algorithm and layout the best one? Settings that hold for a whole program are compared.
+"""Q3: is each layer's algorithm and layout the best one? Compares settings that apply to a whole program.
 
-A setting is one line that somebody types, so its gain is that of all calls that it changes, those that get slower
-among them, and not the sum of each call's best one. Numbers are those of timings of single calls, in ways that compute
-the same within rounding.
+A setting is one line of code, so its gain is that of all calls that it changes, including those that become slower, and
+not the sum over each call's best variant. The figures come from timings of single calls, in variants with the same
+results within rounding.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from xsp.questions.timedcalls import Difference, Ground, difference, millisecond
 
 OFF = "onednn-off"
 ONEDNN_FROM = 20480
-"""Elements of an image from which on torch gives its convolution to oneDNN whatever else holds."""
+"""Number of elements of an image above which torch always uses oneDNN for its convolution."""
 
 OF_ONEDNN = "aten::mkldnn_convolution"
 WITHOUT = ("aten::_slow_conv2d_forward", "aten::thnn_conv2d", "aten::_conv_depthwise2d", "aten::slow_conv3d_forward")
-"""What torch calls for a convolution on a processor where it does not call oneDNN."""
+"""Operators that torch calls for a convolution on a processor without oneDNN."""
 
 BACKENDS = {"attention-math": ("MATH", "sdpa=math"), "attention-flash": ("FLASH_ATTENTION", "sdpa=flash")}
-"""Variant → name of the back end, and of the trial that takes it."""
+"""Variant → name of the back end, and of the trial that selects it."""
 
 BETTER = 0.03
-"""Of the step: what a mixture of layouts has to gain beyond one layout of everything to be worth its lines."""
+"""Minimum gain of mixed layouts over a single layout, as a share of the step, to be worth the additional code."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all calls that it changes gain by one setting."""
+    """The gain of one setting over all calls that it changes."""
 
     nodes: tuple[int, ...]
     gain: Difference
     gains: dict[int, float]
-    """Of each node, in nanoseconds; below zero for one that gets slower."""
+    """Gain of each node in nanoseconds; negative for a node that becomes slower."""
 
     missing: int
-    """Calls that it may change and that were not timed both ways: they are taken as unchanged."""
+    """Number of calls that the setting may change, but that were not timed both ways: assumed to be unchanged."""
 
     before_ns: float
     after_ns: float
@@ -55,7 +55,7 @@ def choice(asked: Asked) -> Iterator[Advice]:
 
 
 def pieces(ground: Ground) -> Iterator[Advice]:
-    """Yield what is to be changed, of a graph with timings."""
+    """Yield the changes to make, for a graph with timings."""
     off = without_onednn(ground)
     yield from _onednn(ground, off)
     yield from _layouts(ground)
@@ -63,7 +63,7 @@ def pieces(ground: Ground) -> Iterator[Advice]:
 
 
 def setting(ground: Ground, variant: str, to: str = "", nodes: Sequence[int] | None = None) -> Setting | None:
-    """Return what it gains to compute as `to` (as run unless told otherwise) what is computed as `variant`.
+    """Return the gain of computing calls in the variant `to` (by default as run) instead of `variant`.
 
     None if no call was timed both ways.
     """
@@ -89,7 +89,7 @@ def setting(ground: Ground, variant: str, to: str = "", nodes: Sequence[int] | N
 
 
 def without_onednn(ground: Ground) -> tuple[int, ...]:
-    """Return the convolutions that ran without oneDNN though torch gives such to it; none where one ran with it."""
+    """Return convolutions that ran without oneDNN although torch would use it; empty if any convolution used it."""
     without = []
     for node in ground.computing:
         call = ground.graph.nodes[node].call

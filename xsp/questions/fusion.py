@@ -1,4 +1,4 @@
-"""Fusion: calls that one kernel could do together, so that what is between them is never written to memory."""
+"""Fusion: calls that one kernel could compute together, so that intermediate values are not written to memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from xsp.questions.removable import what
 from xsp.questions.rewriting import Prices, piece
 
 LEAST_PERCENT = 5.0
-"""Of the step: an upper bound below it is no reason to fuse anything."""
+"""Minimum upper bound of a gain, in percent of the step, to suggest fusion."""
 
 LEAST_CALLS = 3
-"""Of a chain: two calls that each read and write a tensor are everywhere."""
+"""Minimum length of a chain: pairs of elementwise calls are ubiquitous."""
 
 LEAST_UPDATES = 10
-"""Calls of an optimizer from which on it is a loop."""
+"""Minimum number of weight updates of an optimizer that loops over parameters."""
 
 ELEMENTWISE = frozenset(
     f"aten::{name}"
@@ -51,10 +51,10 @@ FOLDS = {
 
 @question("fusion", "What would doing calls together give?", number="Q5", needs=Needs.BOUND)
 def fusion(asked: Asked) -> Iterator[Advice]:
-    """Batch norms that fold into convolutions, attention by hand, linear layers on one input: the timing of what
-    stands in their place against theirs. Chains of elementwise calls and optimizers that loop over parameters: at most
-    the share of their time that memory traffic between them is of all of their traffic. Where only the order of calls
-    is known, norms behind convolutions and attention by hand, at most all that goes."""
+    """Batch norms that fold into convolutions, hand-written attention, linear layers on one input: the gain is the
+    difference of timings. Chains of elementwise calls and optimizers that loop over parameters: the gain is at most the
+    share of their time that memory traffic between them has in all of their traffic. If only the order of calls is
+    known, norms after convolutions and hand-written attention: the gain is at most the time of the removed calls."""
     if asked.graph.known_by is KnownBy.ORDER:
         yield from callorder.advice(asked, LEAST_PERCENT)
         return
@@ -68,7 +68,7 @@ def fusion(asked: Asked) -> Iterator[Advice]:
     found_chains = chains(prices.rewritten.original, taken)
     for ops, groups in found_chains.items():
         yield from _chain(prices, ops, groups)
-    if asked.trace is None:  # of a trace the question `optimizer` tells more
+    if asked.trace is None:  # for a trace, the question `optimizer` is more precise
         yield from _updates(prices)
 
 
@@ -76,11 +76,11 @@ def fusion(asked: Asked) -> Iterator[Advice]:
 
 
 def chains(graph: Graph, taken: set[int]) -> dict[tuple[str, ...], list[list[int]]]:
-    """Return chains of elementwise calls with what is between them read by the next one alone; equal ones together.
+    """Return chains of elementwise calls whose intermediate values only the next call reads, grouped by operators.
 
     Args:
-        graph: one that tells its tensors.
-        taken: places of calls that are left out.
+        graph: a graph with tensors.
+        taken: places of calls to leave out.
     """
     draft = Draft(graph)
     web = Web(draft)
@@ -136,7 +136,7 @@ def _chain(prices: Prices, ops: tuple[str, ...], groups: Sequence[Sequence[int]]
 def _at_most(
     prices: Prices, said: str, nodes: Sequence[int], outside: int, all_bytes: int, do: str, trial: str | None
 ) -> Iterator[Advice]:
-    """Yield what is gained if time goes with bytes, and only those from outside and to outside are moved."""
+    """Yield the gain if time is proportional to bytes, and only bytes from and to the outside are moved."""
     figures = [prices.before[each] for each in nodes]
     there = [each for each in figures if each is not None]
     if len(there) < len(figures) or not all_bytes:
@@ -157,7 +157,7 @@ def _at_most(
 
 
 def updates(graph: Graph) -> list[int]:
-    """Return the places of calls that update weights one by one: of an optimizer, or after backward."""
+    """Return the places of calls that update weights one by one after backward; empty for fused or foreach updates."""
     last = max((place for place, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), default=None)
     if last is None:
         return []

@@ -1,4 +1,4 @@
-"""Q1: what would be ideal? The ladder of the bound in a few lines: best kernels, ceilings, and what lies between."""
+"""Q1: what would be ideal? The ladder of the bound in a few lines: best kernels, ceilings, and the gaps between."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.errors import AnalysisError
 
 MOST = 3
-"""Differences, operators and modules that are named."""
+"""Maximum number of differences and of operators that are named."""
 
 BEYOND = 1.2
-"""Times the step, from which on the best kernels are no ideal: timed on a busy machine, or with other layouts."""
+"""Multiple of the step above which the best kernels are no ideal: timed on a busy machine, or with other layouts."""
 
 WORTH = 0.05
-"""Of the step: what is less is not named."""
+"""Minimum share of the step for a difference or operator to be named."""
 
 
 @provides("ideal")
 def ideal(asked: Asked) -> tuple[str, ...]:
-    """Return lines that say how far the step is from the best that is installed, and where the time is lost.
+    """Return lines on how far the step is from the best installed kernels, and where the time is lost.
 
     Raises:
-        AnalysisError: the step ran elsewhere.
+        AnalysisError: the step ran on another device.
         XspError: there is no bound.
     """
     if asked.settings.get("device") is not None or seen.is_elsewhere(asked.trace):
@@ -35,7 +35,7 @@ def ideal(asked: Asked) -> tuple[str, ...]:
 
 
 def lines(bound: Bound) -> Iterator[str]:
-    """Yield what a bound says; nothing where it has no total of timings, or one far above the step."""
+    """Yield the lines for a bound; nothing if it has no total of timings, or one far above the step."""
     rungs = {rung: bound.rungs[rung.value].sequential for rung in Rung}
     best, as_run = rungs[Rung.BEST], rungs[Rung.AS_RUN]
     whole = rungs[Rung.MEASURED] or as_run
@@ -63,7 +63,7 @@ def _upper(bound: Bound) -> Rung:
 
 
 def _by_operator(bound: Bound) -> list[tuple[str, float]]:
-    """Return for each operator what its calls take beyond their best, most first; of those known on both rungs."""
+    """Return operators with the time of their calls beyond the best, most first, over calls known on both rungs."""
     upper, lower = (bound.figures.get(each.value) or () for each in (_upper(bound), Rung.BEST))
     beyond: dict[str, list[float]] = defaultdict(list)
     for number, (above, below) in enumerate(zip(upper, lower, strict=False)):

@@ -1,13 +1,13 @@
-"""In which layout each call of a graph is best run, all together: contiguous or channels-last.
+"""The best layout of each call of a graph, contiguous or channels-last, for all calls together.
 
-The best layout of each call by itself ignores what it costs to convert between calls. Here a call costs what it was
-timed with in its layout, a value what its conversion was timed with, once however many read it, and the least of all is
-a minimum cut (`xsp.questions.mincut`), so exact. Weights are converted ahead, at no cost. What comes from outside, what
-is returned, and calls that know one layout alone stay as they are. A call that was not timed in both layouts stays as
-it ran, and is counted; a conversion that was not timed is not made.
+The best layout of each call alone ignores the cost of conversions between calls. Here a call costs its timing in its
+layout, and a value the timing of its conversion, once for all of its readers; the minimum over all choices is a minimum
+cut (`xsp.questions.mincut`), and so exact. Weights are converted ahead of time, at no cost. Values from outside,
+returned values, and calls with a single layout are unchanged. A call without timings in both layouts is unchanged, and
+is counted; a conversion without a timing is not made.
 
-Where only the order of calls is known, a call is taken to read the latest value of the shape that it reads, which is
-good enough for one layout of everything, as then only what enters and leaves is converted, and for nothing finer.
+If only the order of calls is known, a call is assumed to read the latest value with the shape of its input. This is
+sufficient for a single layout, where only values that enter or leave are converted, but not for mixed layouts.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ NEUTRAL = frozenset(
     "feature_dropout bernoulli threshold threshold_backward hardtanh_backward silu_backward gelu_backward cat "
     "hardswish_backward sigmoid_backward".split()
 )
-"""Operators that go through memory as it lies, and keep the layout: equally fast in both."""
+"""Operators that work in memory order and keep the layout: equally fast in both."""
 
 OF_THE_MODEL = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
-"""Arguments that are no activations, where nothing tells the role of values."""
+"""Arguments that are not activations, for graphs without roles of values."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which calls are run in another layout, and what that gains."""
+    """A choice of calls that run in another layout, and its gain."""
 
     changed: tuple[int, ...]
-    """Nodes that were timed in both and take the other one."""
+    """Nodes that were timed in both layouts and change to the other one."""
 
     gain: Difference
     conversions: int
     converted_ns: float
-    """What they take together."""
+    """Nanoseconds of all conversions together."""
 
     holes: int
-    """Calls that have two layouts and were not timed in both: they stay as they ran."""
+    """Number of calls that support two layouts, but were not timed in both: they stay as they ran."""
 
 
 def label(tensor: Tensor) -> int | None:
-    """Return the layout of a tensor; None if it has none, or lies the same in both."""
+    """Return the layout of a tensor; None if it has none, or if both layouts are the same for it."""
     if tensor.shape is None or len(tensor.shape) != 4:
         return None
     _, channels, height, width = tensor.shape
@@ -68,13 +68,13 @@ def label(tensor: Tensor) -> int | None:
 
 
 def label_of(node: Node) -> int | None:
-    """Return the layout in which a call ran: an operator of images with one channels-last input has such a result."""
+    """Return the layout in which a call ran: a channels-last input of an image operator gives such a result."""
     found = {label(each) for each in node.call.inputs} - {None}
     return LAST if LAST in found else CONTIGUOUS if found else None
 
 
 def conversions(graph: Graph, threads: int) -> list[Spec]:
-    """Return what it takes to put values into the other layout, and back, as specs: a few shapes of a whole model."""
+    """Return the specs of conversions of values to the other layout and back: a few shapes for a whole model."""
     problem = _Problem(graph, threads)
     if not problem.choices:
         return []
@@ -83,12 +83,12 @@ def conversions(graph: Graph, threads: int) -> list[Spec]:
 
 
 def uniform(ground: Ground, to: int) -> Plan | None:
-    """Return what it gains to run all calls that can in one layout; None if too little is timed, or nothing changes."""
+    """Return the gain if all possible calls run in layout `to`; None if too little is timed, or nothing changes."""
     return _solved(ground, to)
 
 
 def best(ground: Ground) -> Plan | None:
-    """Return the least of all choices of layouts; None where the data flow is not known, or nothing is timed."""
+    """Return the best choice of layouts; None if the data flow is unknown, nothing is timed, or nothing changes."""
     return None if ground.graph.known_by is KnownBy.ORDER else _solved(ground, None)
 
 
@@ -115,7 +115,7 @@ def _solved(ground: Ground, to: int | None) -> Plan | None:
     try:
         labels = mincut.two_labels(costs, values)
     except ValueError:
-        return None  # what would have to be converted was not timed
+        return None  # a necessary conversion was not timed
     changed = [number for number in taken if labels[number] != problem.ran[number]]
     if not changed:
         return None
@@ -141,7 +141,7 @@ def _allowed(zero: int, one: int, to: int | None) -> tuple[mincut.Cost, mincut.C
 def _price(
     ground: Ground, problem: _Problem, tensor: Tensor | None, to: int, prices: dict[str, Timing | None]
 ) -> mincut.Cost:
-    """Return what it costs to convert a value; nothing for one that lies the same in both layouts."""
+    """Return the cost of converting a value; 0 if both layouts are the same for it, None if it was not timed."""
     if tensor is None:
         return 0
     spec = problem.conversion(tensor, to)
@@ -156,11 +156,11 @@ class _Value:
     maker: int
     readers: tuple[int, ...]
     tensor: Tensor | None
-    """None if it lies the same in both layouts."""
+    """None if both layouts are the same for it."""
 
 
 class _Problem:
-    """Which nodes have which layouts, and which values lie between them. Terminals follow the nodes."""
+    """The possible layouts of nodes, and the values between nodes. Terminals follow the nodes."""
 
     def __init__(self, graph: Graph, threads: int) -> None:
         from xsp.bench.variants import VARIANTS as KNOWN
@@ -181,7 +181,7 @@ class _Problem:
 
     @property
     def count(self) -> int:
-        """Nodes and terminals."""
+        """Number of nodes and terminals."""
         return len(self.ran)
 
     def terminal(self, ran: int) -> int:
@@ -190,13 +190,13 @@ class _Problem:
         return len(self.ran) - 1
 
     def conversion(self, tensor: Tensor, to: int) -> Spec:
-        """Return the spec of what puts a tensor into a layout."""
+        """Return the spec of the conversion of a tensor to a layout."""
         lies, becomes = (Tensor(tensor.dtype, tensor.shape, _strides(tensor, each)) for each in (1 - to, to))
         call = Call("aten::contiguous", (("self", lies), ("memory_format", FORMATS[to])), (becomes,))
         return Spec(Block((call,), (Wires((0,), (1,), (1,)),)), AS_RUN, self._state, self._threads, self._runtime)
 
     def value(self, maker: int, readers: Sequence[int], tensor: Tensor | None) -> _Value | None:
-        """Return a value between nodes; None if nobody reads it. Who disagrees as it ran has paid for it already."""
+        """Return a value between nodes, or None without readers. A reader that ran in another layout already paid."""
         ran = self.ran[maker]
         there = [each for each in dict.fromkeys(readers) if None in (ran, self.ran[each]) or self.ran[each] == ran]
         shown = None if tensor is None or label(tensor) is None else tensor
@@ -239,7 +239,7 @@ def _by_flow(problem: _Problem) -> Iterator[_Value]:
 
 
 def _by_shape(problem: _Problem) -> Iterator[_Value]:
-    """Yield the values of a graph of which only the order is known, each by its shape: the latest is read."""
+    """Yield the values of a graph with known order only: a call reads the latest value with its input's shape."""
     latest: dict[Any, tuple[int, Tensor]] = {}
     readers: dict[int, list[int]] = {}
     made: dict[int, Tensor] = {}

@@ -1,9 +1,9 @@
-"""Which of two labels each node takes so that all costs together are least: exact, as a minimum cut.
+"""The choice of one of two labels for each node with the least total cost: exact, as a minimum cut.
 
-A node costs what it costs with its label. A value that a node makes is converted where a reader has the other label,
-once in each direction however many readers there are. Two labels with costs of disagreement that are not negative are a
-minimum cut (Picard and Ratliff 1975): a node lies on the source's side with label 0. Of each value an auxiliary vertex
-a direction stands between the node that makes it and its readers, so that several of them pay once.
+A node has a cost for each label. A value that a node makes is converted if a reader has the other label, once for all
+of its readers. With two labels and non-negative costs of disagreement, this is a minimum cut (Picard and Ratliff 1975):
+nodes with label 0 are on the source's side. For each value and direction, an auxiliary vertex between its maker and its
+readers ensures that several readers pay once.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Cost = int | None
-"""None where it cannot be: of a node that has only one label, of a conversion whose cost is not known."""
+"""A cost; None if impossible: for a label that a node cannot have, or a conversion with an unknown cost."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A value, and what its conversion costs."""
+    """A value, and the costs of its conversion."""
 
     maker: int
     readers: tuple[int, ...]
     to_one: Cost
-    """From label 0 to label 1."""
+    """Cost of the conversion from label 0 to label 1."""
 
     to_zero: Cost
 
 
 def price(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared], labels: Sequence[int]) -> float:
-    """Return what labels cost together; infinite where they cannot be."""
+    """Return the total cost of labels; infinite if they are impossible."""
     parts: list[Cost] = [each[label] for each, label in zip(costs, labels, strict=True)]
     for value in values:
         if any(labels[reader] != labels[value.maker] for reader in value.readers):
@@ -39,11 +39,11 @@ def price(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared], labels: 
 
 
 def two_labels(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared]) -> list[int]:
-    """Return the labels with the least price; of several such ones those with the most zeros.
+    """Return the labels with the least cost; among several optima, the one with the most zeros.
 
     Args:
-        costs: of each node with label 0 and with label 1, not negative.
-        values: of which nodes read what other ones make.
+        costs: non-negative costs of each node with label 0 and with label 1.
+        values: values that nodes make and other nodes read.
 
     Raises:
         ValueError: no labels are possible.
@@ -70,7 +70,7 @@ def two_labels(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared]) -> 
 
 
 class _Net:
-    """A network, and its largest flow by Dinic's algorithm (1970): O(vertices² · edges), far less on such ones."""
+    """A network, and its maximum flow by Dinic's algorithm (1970): O(vertices² · edges), far less on such networks."""
 
     def __init__(self, vertices: int) -> None:
         self._edges: list[list[int]] = [[] for _ in range(vertices)]
@@ -78,14 +78,14 @@ class _Net:
         self._left: list[int] = []
 
     def join(self, start: int, end: int, capacity: int) -> None:
-        """Add an edge, and the one back that carries nothing."""
+        """Add an edge, and its reverse edge with capacity 0."""
         for at, to, left in ((start, end, capacity), (end, start, 0)):
             self._edges[at].append(len(self._to))
             self._to.append(to)
             self._left.append(left)
 
     def flow(self, source: int, sink: int) -> int:
-        """Return the largest flow; what each edge could carry beyond it stays."""
+        """Return the maximum flow; the residual capacities remain in the network."""
         total = 0
         while True:
             level = self._levels(source)
@@ -96,7 +96,7 @@ class _Net:
                 total += pushed
 
     def reaching(self, sink: int) -> list[bool]:
-        """Return which vertices could still send something to the sink: the smallest side of it in a minimum cut."""
+        """Return which vertices can still reach the sink: its smallest side of all minimum cuts."""
         found = [False] * len(self._edges)
         found[sink], pending = True, [sink]
         while pending:
@@ -120,7 +120,7 @@ class _Net:
         return level
 
     def _push(self, source: int, sink: int, level: list[int], turn: list[int]) -> int:
-        """Send what one path carries, along edges that lead one level further; 0 if there is none left."""
+        """Push flow along one path of edges to the next level, and return the amount; 0 if no path is left."""
         path: list[int] = []
         at = source
         while at != sink:

@@ -1,9 +1,9 @@
 """Q2: are the cores used well? The number of threads, and independent branches that run one after the other.
 
-A setting of threads holds for all calls of a process, so its gain is that of all of them together, small ones that it
-slows down among them. Of branches the gain of a schedule that exists is promised, and not what unlimited cores would
-give: each call with one thread, as many of them at once as there are cores, with `CROSSING_NS` wherever a call waits
-for one of another core. It has to beat the best number of threads for one call after the other.
+A number of threads applies to all calls of a process, so its gain is that of all calls together, including small calls
+that become slower. For branches, the gain is that of a feasible schedule, not that of unlimited cores: each call has
+one thread, as many calls run at once as there are cores, and `CROSSING_NS` is added wherever a call waits for a call on
+another core. The schedule must beat the best number of threads for one call after the other.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from xsp.questions.budget import thread_counts
 from xsp.questions.timedcalls import ALLOWANCE, FILL, Difference, Ground, difference, milliseconds
 
 KNOWN = 0.5
-"""Share of the time of the calls, as the step runs, that has to be timed with another number of threads as well."""
+"""Minimum share of the calls' time, as the step runs, that must also be timed with the other number of threads."""
 
 CROSSING_NS = 50_000.0
-"""What it takes that one thread of Python hands work to another one and is woken by it, roughly."""
+"""Approximate nanoseconds for a Python thread to hand work to another thread and to be woken by it."""
 
 LEAST_SHARE = 0.05
-"""Of the step, that branches have to gain: they are more work to write than a setting."""
+"""Minimum gain of branches as a share of the step: they are more work to write than a setting."""
 
 
 @dataclass(frozen=True)
 class Threads:
-    """What another number of threads gains."""
+    """The gain of another number of threads."""
 
     count: int
     gain: Difference
     nodes: tuple[int, ...]
     gains: dict[int, float]
     ns: dict[int, float]
-    """Threads → what the same calls take together."""
+    """Number of threads → total nanoseconds of the same calls."""
 
     missing: int
 
 
 @question("thread-count", "Is the number of threads the best one?", number="Q2", needs=Needs.BOUND)
 def thread_count(asked: Asked) -> Iterator[Advice]:
-    """All calls with each number of threads up to the cores, against the number that the step has."""
+    """All calls with each number of threads up to the number of cores, compared with the step's number of threads."""
     yield from of_threads(asked.part("ground"))
 
 
 @question("parallelism", "Do independent branches run at the same time?", number="Q2", needs=Needs.BOUND)
 def parallelism(asked: Asked) -> Iterator[Advice]:
-    """A schedule of the graph with a call a core, against one call after the other; and whether calls overlapped."""
+    """A schedule of the graph with one call per core, against one call after the other, and whether calls overlap."""
     ground: Ground = asked.part("ground")
     if ground.graph.known_by is KnownBy.ORDER:
         raise AnalysisError(
@@ -66,7 +66,7 @@ def parallelism(asked: Asked) -> Iterator[Advice]:
 
 
 def of_threads(ground: Ground) -> Iterator[Advice]:
-    """Yield the number of threads to take, if it is another one."""
+    """Yield advice on the number of threads if another number is better."""
     found = best_threads(ground)
     if found is None or not found.gain.sure:
         return
@@ -93,7 +93,7 @@ def of_threads(ground: Ground) -> Iterator[Advice]:
 
 
 def best_threads(ground: Ground) -> Threads | None:
-    """Return the number of threads that gains most, of those with which enough calls are timed; None if none is."""
+    """Return the number of threads with the largest gain, among those with enough timed calls, or None."""
     now = {node: found for node in ground.computing if (found := ground.timing(node, threads=ground.threads))}
     every = math.fsum(each.trimmed_ns or 0.0 for each in now.values())
     counts = []
@@ -132,7 +132,7 @@ def _wrong(now: int, then: int, cores: int) -> str:
 
 @dataclass(frozen=True)
 class Branches:
-    """What a schedule gains over one call after the other with the best number of threads."""
+    """The gain of a schedule over one call after the other with the best number of threads."""
 
     gain: Difference
     sequential_ns: float
@@ -142,16 +142,16 @@ class Branches:
 
     crossings: int
     width: int
-    """Most calls that run at the same time."""
+    """Maximum number of calls that run at the same time."""
 
     nodes: tuple[int, ...]
-    """Calls that run beside another one, forward."""
+    """Forward calls that run at the same time as another call."""
 
     coverage: float
 
 
 def of_branches(ground: Ground) -> Iterator[Advice]:
-    """Yield which branches are worth running at the same time."""
+    """Yield advice on branches that are worth running at the same time."""
     found = scheduled(ground)
     if found is None:
         raise AnalysisError(f"too few calls are timed with one thread; {FILL}")
@@ -178,7 +178,7 @@ def of_branches(ground: Ground) -> Iterator[Advice]:
 
 
 def scheduled(ground: Ground) -> Branches | None:
-    """Return what a schedule gains; None if too few calls are timed with one thread."""
+    """Return the gain of a schedule; None with a single core, or if too few calls are timed with one thread."""
     graph, cores = ground.graph, ground.cores
     one = {node: found for node in ground.computing if (found := ground.timing(node, threads=1))}
     sums = []
@@ -199,7 +199,7 @@ def scheduled(ground: Ground) -> Branches | None:
     before_by_data = paths.contracted(graph, lambda node: node.computes)
     crossings = _crossings(before_by_data, [core.get(each) for each in ground.computing])
     beside, width = _beside(placed)
-    crossings += max(0, width - 1)  # each further thread is woken once
+    crossings += max(0, width - 1)  # each additional thread is woken once
     end = max((each.end for each in placed), default=0.0) + crossings * CROSSING_NS
     apart = difference(before, ())
     half = math.hypot((apart.high - apart.low) / 2, ALLOWANCE * end)
@@ -211,7 +211,7 @@ def scheduled(ground: Ground) -> Branches | None:
 
 
 def _crossings(before: Sequence[Sequence[int]], core: Sequence[int | None]) -> int:
-    """Return how many calls wait for one on another core."""
+    """Return the number of calls that wait for a call on another core."""
     return sum(
         any(core[each] is not None and core[each] != core[node] for each in those)
         for node, those in enumerate(before)
@@ -220,7 +220,7 @@ def _crossings(before: Sequence[Sequence[int]], core: Sequence[int | None]) -> i
 
 
 def _beside(placed: Sequence[schedule.Placed]) -> tuple[tuple[int, ...], int]:
-    """Return the calls that run while another one does, by number, and the most that run at the same time."""
+    """Return the calls that run while another one does, by number, and the maximum that run at the same time."""
     ends = sorted(
         (moment, is_start, each.node)
         for each in placed

@@ -1,8 +1,8 @@
 """Q6: what would reduced precision gain, and do the kernels of a device use tensor cores?
 
-On a processor the calls that autocast computes in bfloat16 were timed under it, casts included, and their results were
-compared with those as the step ran. It changes numbers, and says by how much. What a device's kernels do is read from
-the names of the kernels by the analysis `tensor-cores`, and is asked of the trace alone.
+On a processor, calls that autocast computes in bfloat16 are timed under it, including casts, and their results are
+compared with the original ones. Reduced precision changes results, and the advice states by how much. For devices, the
+analysis `tensor-cores` derives the use of tensor cores from kernel names, and needs only the trace.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ AUTOCAST = "autocast-bfloat16"
 
 @question("precision", "What would computing in bfloat16 gain?", number="Q6", needs=Needs.BOUND)
 def precision(asked: Asked) -> Iterator[Advice]:
-    """Products and convolutions of float32 under autocast in bfloat16, against those as they ran."""
+    """Products and convolutions of float32 under autocast in bfloat16, compared with the original calls."""
     yield from pieces(asked.part("ground"))
 
 
 def pieces(ground: Ground) -> Iterator[Advice]:
-    """Yield what reduced precision gains, of a graph with timings."""
+    """Yield advice on reduced precision, for a graph with timings."""
     found = setting(ground, AS_RUN, AUTOCAST)
     if found is None or not found.gain.sure:
         return

@@ -1,4 +1,4 @@
-"""Removable work: calls that a step could do without, and would compute the same."""
+"""Removable work: calls that a step could omit without a change of its results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RULES = ("dead", "equal", "cast", "copy", "loop")
 
 @question("removable", "Which calls could the step do without?", number="Q4", needs=Needs.BOUND)
 def removable(asked: Asked) -> Iterator[Advice]:
-    """Calls whose results nobody reads, that compute again what is there, that copy or cast for nothing, and calls on
-    the samples of a batch one by one. The gain is what they take, less what stands in their place.
+    """Calls whose results are not read, that recompute existing values, that copy or cast without need, and calls on
+    the samples of a batch one by one. The gain is their time minus that of their replacement.
 
-    A loop over samples of a trace whose call on the batch is not timed is left to `samples`."""
+    A loop over samples in a trace is left to the question `samples` if the call on the whole batch is not timed."""
     prices: Prices = asked.part("prices")
     for gain in prices.gains(RULES):
         if gain.at_most and gain.changes[0].rule == "loop" and asked.trace is not None:
@@ -25,7 +25,7 @@ def removable(asked: Asked) -> Iterator[Advice]:
 
 
 def what(gain: Gain) -> str:
-    """Return what is wrong, in one line."""
+    """Return the problem in one line."""
     first, count = gain.changes[0], len(gain.changes)
     said = first.said if count == 1 else f"{first.said}, {count} times"
     where = _where(first)
@@ -33,7 +33,7 @@ def what(gain: Gain) -> str:
 
 
 def _where(change: Change) -> str:
-    """Return a module that all of it is in, with the number of its call; empty for the outermost one."""
+    """Return the module that contains all of a change, with the number of its call; empty for the outermost one."""
     if not change.modules:
         return ""
     paths = [each.split(".") for each in change.modules]
@@ -45,7 +45,7 @@ def _where(change: Change) -> str:
 
 
 def do(change: Change) -> str:
-    """Return what to write."""
+    """Return the change to make in the program."""
     where = f" in the forward of {_where(change).partition(',')[0]}" if _where(change) else ""
     if change.rule == "dead":
         return f"delete what computes it{where}, or do not ask for it (need_weights=False, output_attentions=False)"

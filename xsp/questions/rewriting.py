@@ -1,4 +1,4 @@
-"""What rewriting a graph gains: the times of the calls that go, less those of the calls that stand in their place."""
+"""The gain of rewriting a graph: the times of the removed calls minus those of the calls that replace them."""
 
 from __future__ import annotations
 
@@ -23,53 +23,53 @@ from xsp.graph.rewrite import Change, Rewritten
 from xsp.questions.timedcalls import ALLOWANCE, MOST_PLACES
 
 NUMBERED = re.compile(r"(?<=[.#])\d+")
-"""Numbers of layers in paths of modules, by which changes of equal layers differ."""
+"""Numbers of layers in module paths: changes of equal layers differ only by them."""
 
 MOST_FILL_S = 20.0
-"""Of a budget for timings, what calls that stand in the place of others may take."""
+"""Maximum seconds of the budget for timings of replacement calls."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What changes of one kind gain together, in nanoseconds of a step."""
+    """The gain of changes of one kind together, in nanoseconds of a step."""
 
     changes: tuple[Change, ...]
     removed: tuple[int, ...]
-    """Places in the original graph of the calls that go and do work."""
+    """Places of the removed calls in the original graph, if they do work."""
 
     added: tuple[int, ...]
-    """Places in the rewritten graph of the calls that stand in their place and do work."""
+    """Places of the replacement calls in the rewritten graph, if they do work."""
 
     ns: float
     half_ns: float
     at_most: bool
-    """Whether what stands in their place is not timed, so that this is what it would gain if that took its least."""
+    """Whether the replacement calls are not timed, so that the gain assumes their least possible time."""
 
     before_ns: float
     unknown: int
-    """Calls that go and have no figure: what they take is not in the gain."""
+    """Number of removed calls without a figure: their time is not in the gain."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """A rewritten graph with what each call takes."""
+    """A rewritten graph with the time of each call."""
 
     rewritten: Rewritten
     before: tuple[Figure | None, ...]
-    """Of each node of the original graph: as timed by itself, else in the trace."""
+    """Time of each node of the original graph: timed alone, else from the trace."""
 
     in_place: tuple[Figure | None, ...]
     after: Mapping[int, Figure]
-    """Of nodes of the rewritten graph that are added, those that are timed."""
+    """Times of added nodes of the rewritten graph, if they are timed."""
 
     total_ns: float | None
-    """Of the step, as measured or as the sum of what is known."""
+    """Time of the step, measured or summed over the known calls."""
 
     spans: tuple[str, ...] = ()
-    """Of each node its span in the trace; empty where unknown."""
+    """Span of each node in the trace; empty if unknown."""
 
     def gains(self, rules: Iterable[str]) -> list[Gain]:
-        """Return what the changes of some rules gain, those together that say the same, most first."""
+        """Return the gains of the changes of some rules, equal changes together, largest first."""
         groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
         for each in self.rewritten.changes:
             if each.rule in rules:
@@ -78,7 +78,7 @@ class Prices:
         return sorted((each for each in found if each is not None), key=lambda gain: -gain.ns)
 
     def _gain(self, changes: tuple[Change, ...]) -> Gain | None:
-        if any(each.added for each in changes):  # those whose calls are not all known promise nothing
+        if any(each.added for each in changes):  # leave out changes with unknown times of removed calls
             changes = tuple(
                 each for each in changes if None not in [self.before[place] for place in self.rewritten.removed(each)]
             )
@@ -102,10 +102,10 @@ class Prices:
         return Gain(changes, removed, added, before - least, half, True, before, 0)
 
     def _least(self, change: Change) -> float:
-        """Return what the calls that stand in the place of others take at least, from what those take.
+        """Return the least time of the replacement calls, derived from the times of the removed calls.
 
-        One call on all samples takes as long as that on one; attention as long as its products; a call with other
-        weights or in a type of half the size as long as before, or half of that.
+        One call on all samples takes at least as long as that on one sample; attention at least as long as its
+        products; a call with other weights as long as before, and a call in a type of half the size half as long.
         """
         taken = {each: self.before[each] for each in self.rewritten.removed(change)}
         nodes = self.rewritten.original.nodes
@@ -119,7 +119,7 @@ class Prices:
         return share * math.fsum(most.get(op, 0.0) for op in ops)
 
     def advice(self, question: str, gain: Gain, what: str, do: str, trial: str | None = None) -> Advice:
-        """Return a gain as a piece of advice."""
+        """Return the piece of advice for a gain."""
         return piece(
             self,
             question,
@@ -169,7 +169,7 @@ def piece(
 def placed(
     graph: Graph, nodes: Sequence[int], figures: Sequence[Figure | None], spans: Sequence[str]
 ) -> tuple[Place, ...]:
-    """Return the modules in which calls are, those first that take most, at most `MOST_PLACES`."""
+    """Return the modules and operators of calls, those with the most time first, at most `MOST_PLACES`."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for each in nodes:
         groups[graph.nodes[each].module, graph.nodes[each].call.op].append(each)
@@ -191,10 +191,10 @@ def placed(
 
 @provides("prices")
 def prices(asked: Asked) -> Prices:
-    """Return the rewritten graph of what is asked about, with what each call takes.
+    """Return the rewritten graph of the question's subject, with the time of each call.
 
     Raises:
-        GraphError: its graph does not tell enough to be rewritten.
+        GraphError: the graph does not have the information needed to rewrite it.
     """
     bound: Bound = asked.bound
     found = rewrite.of(bound.graph)
@@ -210,7 +210,7 @@ def prices(asked: Asked) -> Prices:
 
 
 def _added(asked: Asked, bound: Bound, found: Rewritten) -> dict[int, Figure]:
-    """Return the timings of calls that are added; what is missing is timed, where there is a budget."""
+    """Return the timings of added calls; missing ones are taken if there is a budget."""
     threads = bound.settings.get("threads")
     wanted = {place for each in found.changes for place in found.added(each)}
     if threads is None or not wanted:
@@ -232,7 +232,7 @@ def _figure(known: Timings, spec: Spec | None) -> Figure | None:
 
 
 def step_ns(asked: Asked, bound: Bound, before: Sequence[Figure | None]) -> float | None:
-    """Return what a step takes: as measured, else as bound, else the sum of what is known."""
+    """Return the time of a step: as measured, else from the bound, else the sum of the known calls; None if unknown."""
     if asked.step is not None and asked.step.what == "step":
         return asked.step.ms.value * 1e6
     for rung in (Rung.MEASURED, Rung.FRAMEWORK, Rung.AS_RUN):

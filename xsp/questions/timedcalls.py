@@ -1,8 +1,8 @@
-"""What questions ask of beside a trace: a graph, its bound, timings of its calls, and what each call was in the trace.
+"""The basis of questions in addition to a trace: a graph, its bound, timings of its calls, and the calls in the trace.
 
-Timings of other ways to compute a call are compared with the one that ran, key by key: calls with one key share their
-error. The interval of a difference holds what trimmed means and what least batches say, as a disturbance shifts the
-former and hardly the latter, and `ALLOWANCE` of what is compared, as two sittings of one machine differ by so much.
+Timings of other variants of a call are compared with the original, key by key: calls with the same key share their
+error. The interval of a difference contains the results of trimmed means and of fastest batches, since a disturbance
+shifts the former and hardly the latter, and `ALLOWANCE`, since two sessions on one machine differ by that much.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from xsp.processes import cores
 from xsp.schema import Level
 
 ALLOWANCE = 0.03
-"""Of the larger of two sums: what timings of equal work differ by from one sitting to another."""
+"""Difference between timings of equal work from one session to another, as a share of the larger of two sums."""
 
 DISTURBED = 4.0
-"""From this multiple of their time in the trace on, calls that were timed by themselves were timed on a busy machine.
-Twice as long was seen on a quiet one, of convolutions whose inputs lie otherwise in place; 6 and 8 times on another."""
+"""Multiple of the time in the trace above which calls timed alone were timed on a busy machine. A factor of two was
+seen on a quiet machine, for convolutions whose inputs have another layout in place; 6 and 8 on a busy one."""
 
 MOST_PLACES = 5
 
@@ -39,12 +39,12 @@ FILL = "take them first: --fill 60s"
 
 OF_MODEL = ("batch", "train", "shape", "sequence")
 OF_BOUND = ("device", "like", "threads")
-"""Settings that the graph and the bound are made with."""
+"""Settings for the graph and for the bound."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What one way takes more than another one, in nanoseconds of a step."""
+    """The difference between the times of two variants, in nanoseconds of a step."""
 
     ns: float
     low: float
@@ -52,12 +52,12 @@ class Difference:
 
     @property
     def sure(self) -> bool:
-        """Whether it is a gain, by its whole interval."""
+        """Whether the whole interval is a gain."""
         return self.low > 0
 
 
 def difference(before: Iterable[Timing], after: Iterable[Timing]) -> Difference:
-    """Return what calls take more in one way than in another; a timing that both have cancels."""
+    """Return by how much calls take longer in one variant than in another; timings in both cancel out."""
     counts: Counter[str] = Counter()
     known: dict[str, Timing] = {}
     for sign, those in ((1, before), (-1, after)):
@@ -74,22 +74,22 @@ def difference(before: Iterable[Timing], after: Iterable[Timing]) -> Difference:
 
 
 def milliseconds(gains: Mapping[int, float]) -> dict[int, float]:
-    """Return gains of nodes in milliseconds, as a piece of advice has them."""
+    """Return gains of nodes in milliseconds, for a piece of advice."""
     return {node: ns / 1e6 for node, ns in gains.items()}
 
 
 @dataclass(frozen=True)
 class Ground:
-    """A graph with the timings of its calls, and with what a trace of it says of each of them."""
+    """A graph with the timings of its calls, and with the corresponding calls in a trace."""
 
     graph: Graph
     timings: Timings
     threads: int
-    """With which the step runs."""
+    """Number of threads of the step."""
 
     cores: int
     seen: tuple[Seen | None, ...] = ()
-    """Of each node what it was in the trace; empty without one."""
+    """The call of each node in the trace; empty without a trace."""
 
     step_ms: Interval | None = None
     overlapping: bool = False
@@ -97,12 +97,12 @@ class Ground:
 
     @cached_property
     def specs(self) -> Sequence[Spec | None]:
-        """What each node is timed as; None of those that do not compute."""
+        """The timing spec of each node; None for nodes that do not compute."""
         return timed.specs_of(self.graph, self.threads)
 
     @property
     def reference(self) -> int:
-        """Threads with which variants are compared: those of the step, and not more than there are cores."""
+        """Number of threads with which variants are compared: that of the step, but at most the number of cores."""
         return min(self.threads, self.cores)
 
     @cached_property
@@ -111,7 +111,7 @@ class Ground:
         return tuple(number for number, spec in enumerate(self.specs) if spec is not None)
 
     def timing(self, node: int, variant: str = AS_RUN, threads: int | None = None) -> Timing | None:
-        """Return what a node takes in one way; None if that was not timed, or could not be."""
+        """Return the timing of a node in one variant; None if there is none, or it failed."""
         spec = self.specs[node]
         if spec is None:
             return None
@@ -123,7 +123,7 @@ class Ground:
         return known if known is not None and known.is_timed else None
 
     def may_be(self, node: int, variant: str) -> bool:
-        """Return whether a call could be computed in another way, by what it is."""
+        """Return whether a variant applies to the call of a node."""
         from xsp.bench.variants import named
 
         spec, known = self.specs[node], named(variant)
@@ -135,7 +135,7 @@ class Ground:
 
     @cached_property
     def total_ns(self) -> float:
-        """What the step takes: as measured, else its calls in the trace, else the sum of what is timed."""
+        """Time of the step: as measured, else of its calls in the trace, else the sum of timings."""
         if self.step_ms is not None:
             return self.step_ms.value * 1e6
         if self.seen:
@@ -144,7 +144,7 @@ class Ground:
         return math.fsum(each.trimmed_ns or 0.0 for each in known if each is not None)
 
     def gain(self, found: Difference, nodes: Iterable[int]) -> tuple[Interval, float]:
-        """Return a difference in milliseconds and in percent of the step; not more than its calls took in the trace."""
+        """Return a difference in milliseconds and in percent of the step, at most the calls' time in the trace."""
         most = self.total_ns
         if self.seen:
             took = [self.seen[node] for node in nodes]
@@ -154,13 +154,13 @@ class Ground:
         return ends, 100 * ends.value * 1e6 / self.total_ns if self.total_ns else 0.0
 
     def in_place_ns(self, nodes: Iterable[int]) -> float | None:
-        """Return what calls took together in the trace; None where it does not tell of each."""
+        """Return the total time of calls in the trace; None if the trace lacks one of them."""
         took = [self.seen[node] if self.seen else None for node in nodes]
         return None if None in took else math.fsum(each.ns for each in took if each is not None)
 
     @property
     def slower_alone(self) -> float | None:
-        """How many times as long calls take by themselves as in the trace, of those known both ways; None without."""
+        """Ratio of the time of calls timed alone to that in the trace, over calls known both ways; None without any."""
         both = [
             (timing.trimmed_ns or 0.0, there.ns)
             for node, there in enumerate(self.seen)
@@ -170,10 +170,10 @@ class Ground:
         return math.fsum(ns for ns, _ in both) / in_place if in_place else None
 
     def undisturbed(self) -> Ground:
-        """Return it.
+        """Return this object.
 
         Raises:
-            AnalysisError: its calls took far longer by themselves than in the trace.
+            AnalysisError: its calls took far longer alone than in the trace.
         """
         if (ratio := self.slower_alone or 0.0) > DISTURBED:
             raise AnalysisError(
@@ -183,7 +183,7 @@ class Ground:
         return self
 
     def places(self, gains: Mapping[int, float]) -> tuple[Place, ...]:
-        """Return where nodes are, those modules and operators first that gain most, at most `MOST_PLACES`."""
+        """Return the modules and operators of nodes, those with the largest gain first, at most `MOST_PLACES`."""
         groups: dict[tuple[str, str], list[int]] = defaultdict(list)
         for node in gains:
             groups[self.graph.nodes[node].module, self.graph.nodes[node].call.op].append(node)
@@ -194,17 +194,17 @@ class Ground:
         )
 
     def spans(self, nodes: Iterable[int]) -> tuple[str, ...]:
-        """Return the ids of the spans of nodes, as far as the trace has them."""
+        """Return the span ids of nodes that are in the trace."""
         found = [self.seen[node] for node in nodes] if self.seen else []
         return tuple(each.span for each in found if each is not None and each.span)
 
 
 @provides("ground")
 def ground(asked: Asked) -> Ground:
-    """Return what questions about timings stand on.
+    """Return the basis of questions on timings.
 
     Raises:
-        AnalysisError: timings of what is asked about cannot be had here, or there are none.
+        AnalysisError: the calls cannot be timed here, or there are no timings.
     """
     trace = asked.trace
     if asked.settings.get("device") is not None or seen.is_elsewhere(trace):
@@ -232,7 +232,7 @@ def ground(asked: Asked) -> Ground:
 
 
 def threads_of(asked: Asked) -> int:
-    """Return with how many threads the step runs: as told, else as the run did, else all cores."""
+    """Return the number of threads of the step: from the settings, else from the run, else all cores."""
     ran = asked.trace.run.machine.torch_threads if asked.trace is not None else None
     return int(asked.settings.get("threads") or ran or cores())
 
@@ -264,14 +264,14 @@ def _overlap(asked: Asked, known: Sequence[Seen | None]) -> bool:
 
 @provides("graph")
 def graph(asked: Asked) -> Any:
-    """Return the graph of the model that was run or named, else that of the trace's calls."""
+    """Return the graph of the model that was run or given, else that of the trace's calls."""
     found, _ = planned.of(_what(asked), (), None, _given(asked, OF_MODEL))
     return found
 
 
 @provides("bound")
 def bound(asked: Asked) -> Any:
-    """Return the bound of the graph, joined with the trace where there is one."""
+    """Return the bound of the graph, joined with the trace if there is one."""
     what = asked.graph
     return bounds.of(what, trace=asked.trace, timings=asked.part("timings"), **_given(asked, OF_BOUND))
 

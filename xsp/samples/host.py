@@ -1,8 +1,8 @@
-"""Memory and processor time of the measured process, and the machine's, from the files of Linux under /proc.
+"""Memory and CPU time of the measured process and of the machine, from /proc of Linux.
 
-The kernel counts processor time in ticks, of which there are 100 a second: at 500 ms a process's use is known to a
-fiftieth of a core; beside a device, which is read every 50 ms, to a fifth. The kernel counts a process's own threads,
-not its children.
+The kernel counts CPU time in ticks, usually 100 per second: at an interval of 500 ms, a process's use is known to a
+fiftieth of a core; together with a device, which is read every 50 ms, to a fifth. The kernel counts a process's own
+threads, not its children.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pathlib import Path
 from xsp.samples.source import Reading, Source
 
 _BUSY = (0, 1, 2, 5, 6)
-"""Places in the first line of /proc/stat of the times in which cores worked for somebody on this machine: user, nice,
-system, irq, softirq; a guest's time is in the first two, and what the hypervisor stole is nobody's here."""
+"""Positions in the first line of /proc/stat of the times in which cores were busy: user, nice, system, irq, softirq.
+Guest time is included in the first two; time stolen by the hypervisor belongs to other machines."""
 
 _USER, _SYSTEM = 11, 12
-"""Places behind the name in /proc/PID/stat of the ticks that the process computed."""
+"""Positions after the name in /proc/PID/stat of the ticks of the process in user and system mode."""
 
 
 class Host(Source):
     """The measured process and the machine it is on."""
 
     name = "host"
-    interval_ns = 500_000_000  # a program that computes on all cores is held up by whoever else wants one
+    interval_ns = 500_000_000  # long, because sampling delays a program that computes on all cores
 
     def __init__(self, process: int, root: Path = Path("/")) -> None:
-        """Take the number of the measured process.
+        """Prepare to read a process.
 
         Args:
-            process: its number here.
-            root: where `proc` and `sys` are.
+            process: its process id here.
+            root: the folder of `proc` and `sys`.
         """
         self._own = root / "proc" / str(process)
         self._proc = root / "proc"
@@ -41,7 +41,7 @@ class Host(Source):
         self._before: dict[str, tuple[int, int]] = {}
 
     def open(self) -> str | None:
-        """See whether the kernel tells; return None, or why it does not."""
+        """Return None if the kernel reports on the process, else the reason why it does not."""
         if not (self._own / "statm").is_file():
             return "memory and use of the process are read from /proc, which this system does not have"
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
@@ -49,7 +49,7 @@ class Host(Source):
         return None
 
     def read(self, seldom: bool) -> Iterator[Reading]:
-        """Yield resident memory and use, and once a second the machine's free memory and the cores' clocks."""
+        """Yield resident memory and CPU use, and once a second the machine's available memory and core clocks."""
         pages = _words(self._own / "statm")
         if len(pages) > 1:
             yield Reading("process.memory.rss", "bytes", int(pages[1]) * self._page_bytes)
@@ -63,7 +63,7 @@ class Host(Source):
 
     def _own_ticks(self) -> int | None:
         text = _text(self._own / "stat")
-        # The name stands in brackets and may itself hold brackets and blanks.
+        # The name is in brackets and may itself contain brackets and blanks.
         words = text[text.rfind(")") + 1 :].split()
         return int(words[_USER]) + int(words[_SYSTEM]) if len(words) > _SYSTEM else None
 
@@ -72,7 +72,7 @@ class Host(Source):
         return sum(int(words[place]) for place in _BUSY) if name == "cpu" and len(words) > max(_BUSY) else None
 
     def _cores(self, name: str, ticks: int | None) -> float | None:
-        """Return how many cores were busy on average since the last reading; the first one has nothing before it."""
+        """Return how many cores were busy on average since the last reading; None for the first reading."""
         if ticks is None:
             return None
         now = time.monotonic_ns()
@@ -88,7 +88,7 @@ class Host(Source):
                 yield Reading("host.memory.available", "bytes", int(line.split()[1]) * 1024)
 
     def _clocks(self) -> Iterator[Reading]:
-        """Yield the mean and the highest clock of the cores, as the kernel scales them, else as /proc/cpuinfo says."""
+        """Yield the mean and the highest clock of the cores, from cpufreq, else from /proc/cpuinfo."""
         words = [_words(policy / "scaling_cur_freq") for policy in sorted(self._policies.glob("policy*"))]
         clocks = [int(each[0]) / 1e3 for each in words if each and each[0].isdigit()]
         if not clocks:
@@ -100,7 +100,7 @@ class Host(Source):
 
 
 def _text(path: Path) -> str:
-    """Return what a file of the kernel says now; nothing if it is gone, as that of a process that ended."""
+    """Return the current content of a kernel file; empty if it does not exist, as after the end of a process."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

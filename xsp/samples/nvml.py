@@ -1,7 +1,7 @@
-"""Power, clocks, memory, temperature and use of NVIDIA devices, through NVML (`nvidia-ml-py`, import name pynvml).
+"""Power, clocks, memory, temperature and utilisation of NVIDIA devices from NVML (`nvidia-ml-py`, imported as pynvml).
 
-What a device or its driver does not tell is left out, and a note says so with NVML's own words. NVML sees the processes
-of the whole machine: of them only their number is kept, and the memory of the measured one.
+Values that a device or its driver does not report are left out, with a note that quotes NVML's message. NVML sees the
+processes of the whole machine; only their number and the memory of the measured process are kept.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from xsp.samples.source import Reading, Source
 
 # --- numbering ---------------------------------------------------------------------------------------------------
-# Which of NVML's devices are those that the measured process numbers 0, 1, 2 …
+# Mapping from the device numbers 0, 1, 2 … of the measured process to NVML's devices.
 #
-# NVML numbers all devices of the machine by their place on the bus. CUDA numbers those that `CUDA_VISIBLE_DEVICES`
-# leaves, and unless `CUDA_DEVICE_ORDER=PCI_BUS_ID` puts the fastest first (CUDA C++ programming guide, environment
-# variables). Devices of one model stand in the order of the bus either way.
+# NVML numbers all devices of the machine in order of the bus. CUDA numbers the devices in `CUDA_VISIBLE_DEVICES`, and
+# without `CUDA_DEVICE_ORDER=PCI_BUS_ID` the fastest come first (CUDA C++ programming guide, environment variables).
+# Devices of the same model are in order of the bus either way.
 
 
 ORDER_UNKNOWN = (
@@ -31,11 +31,11 @@ ORDER_UNKNOWN = (
 
 @dataclass(frozen=True)
 class Devices:
-    """What NVML calls the devices, by CUDA's numbers."""
+    """NVML's handles of devices by CUDA's numbers."""
 
     handles: Mapping[int, Any]
     certain: bool = True
-    """Whether the numbers are CUDA's for sure."""
+    """Whether the numbers are certainly those of CUDA."""
 
     whole: bool = False
     """Whether these are all devices of the machine."""
@@ -47,7 +47,7 @@ def devices(nvml: Any, told: Sequence[str], environment: Mapping[str, str]) -> D
     Args:
         nvml: the module `pynvml`, initialised.
         told: their UUIDs in CUDA's order, if the process has initialised CUDA; never stored.
-        environment: of the process.
+        environment: environment variables of the process.
     """
     count = int(nvml.nvmlDeviceGetCount())
     if told:
@@ -66,14 +66,14 @@ def devices(nvml: Any, told: Sequence[str], environment: Mapping[str, str]) -> D
 
 
 def share(found: Devices, local_rank: int, local_ranks: int) -> dict[int, Any]:
-    """Return the devices that one rank reads, so that each of a machine's is read once where all ranks see all."""
+    """Return the devices that one rank reads; if all ranks see all devices, each device is read by one rank."""
     if not found.whole or local_ranks < 2 or len(found.handles) < local_ranks:
         return dict(found.handles)
     return {number: handle for number, handle in found.handles.items() if number % local_ranks == local_rank}
 
 
 def _chosen(nvml: Any, visible: str, every: Sequence[Any]) -> list[Any]:
-    """Return the devices of a list of numbers or beginnings of UUIDs, up to the first that CUDA would not know."""
+    """Return the devices of a list of numbers or UUID prefixes, up to the first entry that CUDA would not recognise."""
     chosen: list[Any] = []
     for word in (part.strip() for part in visible.split(",")):
         if word.isdigit():
@@ -94,7 +94,7 @@ def _by_beginning(nvml: Any, word: str, every: Sequence[Any]) -> Any:
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
-    """Return the device, or the part of one, that has this UUID; torch gives it without what NVML puts before it."""
+    """Return the device, or the MIG part of one, with this UUID; torch omits the prefix of NVML's UUIDs."""
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
     whole = _handle(nvml, f"GPU-{bare}")
     return whole if whole is not None else _handle(nvml, f"MIG-{bare}")
@@ -108,7 +108,7 @@ def _handle(nvml: Any, uuid: str) -> Any:
 
 
 # --- reasons -----------------------------------------------------------------------------------------------------
-# Why a device's clocks were not at their highest: the bits of NVML's mask, and which of them mean held down.
+# Reasons for lower clocks of a device: the bits of NVML's mask, and which of them mean throttling.
 #
 # Bits and meanings: NVML API reference, "NvmlClocksEventReasons" (nvml.h: nvmlClocksEventReason…, before driver 535
 # nvmlClocksThrottleReason…).
@@ -124,9 +124,9 @@ class Reason(NamedTuple):
     bit: int
     name: str
     held: bool
-    """Whether the device was slower than it had been without; an idle device and clocks that were set are not."""
+    """Whether this reason slows the device down; an idle device and clocks set by the user do not count."""
     harm: bool = False
-    """Whether something is wrong with cooling or power; a power cap is how devices work at full load."""
+    """Whether cooling or power is faulty; a power cap is normal at full load."""
 
 
 REASONS: tuple[Reason, ...] = (
@@ -142,7 +142,7 @@ REASONS: tuple[Reason, ...] = (
 )
 
 HELD = sum(reason.bit for reason in REASONS if reason.held)
-"""The bits that mean held down."""
+"""Mask of the bits that mean throttling."""
 
 ALL_BITS = sum(reason.bit for reason in REASONS)
 
@@ -161,14 +161,14 @@ WHILE = f"""
         WHERE to_ns IS NOT NULL
     )
 """
-"""SQL to put behind WITH: each reason with the time from the reading that saw it to the next one."""
+"""SQL for a WITH clause: each reason with the time from its reading to the next one."""
 
 
 # --------------------------------------------------------------------------------------------------------
 
 
 MOST_FAILURES = 3
-"""So often a figure may fail to be read before it is left out for the rest of the run."""
+"""Number of failed reads after which a figure is left out for the rest of the run."""
 
 INSTALL = "pip install 'xsp[cuda]'"
 
@@ -185,7 +185,7 @@ class _Figure(NamedTuple):
     name: str
     unit: str
     read: Callable[[Any, Any], float]
-    """From the module and the device's handle; raises NVMLError, or AttributeError where the package is too old."""
+    """Function of the module and the device's handle; raises NVMLError, or AttributeError if the package is too old."""
     seldom: bool = False
 
 
@@ -195,13 +195,13 @@ class Nvml(Source):
     name = "nvml"
 
     def __init__(self, process: int, told: Sequence[str] = (), local_rank: int = 0, local_ranks: int = 1) -> None:
-        """Take who is measured.
+        """Prepare to read the devices of a process.
 
         Args:
-            process: its number here.
+            process: its process id here.
             told: UUIDs of its devices in CUDA's order, if it has initialised CUDA.
-            local_rank: its number among the ranks on this machine.
-            local_ranks: how many ranks are on this machine.
+            local_rank: its index among the ranks on this machine.
+            local_ranks: number of ranks on this machine.
         """
         self._process, self._told = process, told
         self._local_rank, self._local_ranks = local_rank, local_ranks
@@ -211,10 +211,10 @@ class Nvml(Source):
         self._notes: dict[str, set[int]] = {}
         self._energy: dict[int, float] = {}
         self._listed: dict[int, bool] = {}
-        """Devices on which processes were seen, and whether the measured one was ever among them."""
+        """Devices on which NVML listed processes → whether the measured process was ever among them."""
 
     def open(self) -> str | None:
-        """Load NVML and find the devices; return None, or why there are none to read."""
+        """Load NVML and find the devices; return None, or the reason why there are none."""
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
@@ -241,14 +241,14 @@ class Nvml(Source):
                 yield from self._processes(device, handle)
 
     def notes(self) -> Iterator[str]:
-        """Yield what could not be read, and of which devices."""
+        """Yield notes on figures that could not be read, with their devices."""
         strangers = {device for device, own in self._listed.items() if not own}
         for text, devices in {**self._notes, **({_STRANGERS: strangers} if strangers else {})}.items():
             numbers = ", ".join(map(str, sorted(devices)))
             yield f"device {numbers}: {text}" if devices else text
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Shut NVML down."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
 
@@ -258,7 +258,7 @@ class Nvml(Source):
             yield Reading(figure.name, figure.unit, value, device)
 
     def _energy_used(self, device: int, handle: Any) -> Iterator[Reading]:
-        """Yield the energy since the first reading; NVML counts from when the driver was loaded."""
+        """Yield the energy since the first reading; NVML counts since the driver was loaded."""
         counted = self._try(device, "gpu.energy", lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
         if counted is not None:
             yield Reading("gpu.energy", "J", counted - self._energy.setdefault(device, counted), device)
@@ -277,7 +277,7 @@ class Nvml(Source):
             self._listed[device] = self._listed.get(device, False) or bool(own)
 
     def _try(self, device: int, name: str, read: Callable[[], Any]) -> Any:
-        """Return what was read, or None; what fails again and again is not asked for any more, and noted."""
+        """Return the result of `read`, or None; after `MOST_FAILURES` failures, read it no more and add a note."""
         if self._failures[device, name] >= MOST_FAILURES:
             return None
         try:
@@ -290,7 +290,7 @@ class Nvml(Source):
 
 
 def _power(nvml: Any, device: Any) -> float:
-    """Return the power at the moment, in W; from Ampere on `nvmlDeviceGetPowerUsage` gives the mean of a second."""
+    """Return the current power in W; from Ampere on, `nvmlDeviceGetPowerUsage` is the mean over a second."""
     [field] = nvml.nvmlDeviceGetFieldValues(device, [nvml.NVML_FI_DEV_POWER_INSTANT])
     if field.nvmlReturn:
         raise nvml.NVMLError(field.nvmlReturn)
@@ -303,7 +303,7 @@ def _reasons(nvml: Any, device: Any) -> float:
     if named is not None:
         try:
             return float(named(device))
-        except nvml.NVMLError:  # a driver before 535 knows it by its former name alone
+        except nvml.NVMLError:  # drivers before 535 know only the former name
             pass
     return float(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
 
@@ -328,4 +328,4 @@ _FIGURES: tuple[_Figure, ...] = (
     ),
     _Figure("gpu.memory.total", "bytes", lambda nvml, device: nvml.nvmlDeviceGetMemoryInfo(device).total, True),
 )
-"""What is read of each device, apart from its energy and its processes."""
+"""Figures that are read from each device, apart from energy and processes."""

@@ -1,7 +1,7 @@
-"""The thread of the storing process that reads the sources while a block is open, and writes what they said.
+"""The thread of the storing process that reads the sources while a block is open, and writes their readings.
 
-It is bounded in every way: a reading that takes long makes the interval longer, and so does a long run, whose samples
-would else be without end. What was read is on the disk in portions, so that a kill loses the last one at most.
+Its cost is bounded: long readings make the interval longer, and so does a long run, whose number of samples would
+otherwise be unbounded. Readings are written to the disk in portions, so that a kill loses only the last portion.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PORTION_NS = 5_000_000_000
 SELDOM_NS = 1_000_000_000
 
 MOST_READINGS = 20_000
-"""After so many the interval is doubled: a day is then some 130,000 readings."""
+"""Number of readings after which the interval is doubled: a day has some 130,000 readings."""
 
 BUSY = 0.2
-"""If readings take a larger share of the time than this, the interval is doubled."""
+"""Share of the time spent on readings above which the interval is doubled."""
 
 PATIENCE_S = 10.0
-"""How long the end of a block waits for a reading that hangs in a driver."""
+"""Seconds that the end of a block waits for a reading that hangs in a driver."""
 
 
 class Sample(NamedTuple):
@@ -44,7 +44,7 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Reads sources from `start` to `finish`."""
+    """A thread that reads sources from `start` to `finish`."""
 
     def __init__(self, run: Path, sources: Sequence[Source], rank: int = 0, interval_ns: int | None = None) -> None:
         self._run, self._sources, self._rank = run, list(sources), rank
@@ -62,11 +62,11 @@ class Sampler:
         self._thread = threading.Thread(target=self._work, name="xsp samples", daemon=True)
 
     def start(self) -> None:
-        """Begin, without waiting for drivers."""
+        """Start the thread, without waiting for drivers."""
         self._thread.start()
 
     def finish(self) -> dict[str, Any]:
-        """End, write what is left, and return what `run.json` is to say of the samples."""
+        """Stop the thread, which writes the last portion, and return the entry on samples for `run.json`."""
         self._ended.set()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
@@ -90,7 +90,7 @@ class Sampler:
         try:
             self._open()
             self._repeat()
-        except Exception as error:  # a step must be stored even if nothing can be sampled
+        except Exception as error:  # steps must be stored even if sampling fails
             self._notes.append(f"sampling ended early: {type(error).__name__}: {error}")
         for source in self._sources:
             self._close(source)
@@ -104,7 +104,7 @@ class Sampler:
         self._asked_ns = self._interval_ns = self._shortest()
 
     def _shortest(self) -> int:
-        """Return the interval that was asked for, else the shortest that a source wants."""
+        """Return the requested interval, else the shortest one of the sources, in nanoseconds."""
         return self._wanted_ns or min((source.interval_ns for source in self._sources), default=Source.interval_ns)
 
     def _repeat(self) -> None:
@@ -122,11 +122,11 @@ class Sampler:
             late = max(0, (now - due) // self._interval_ns)
             self._missed += late
             due += (late + 1) * self._interval_ns
-        self._read_all(time.monotonic_ns(), seldom=True)  # a short run has its end at least
+        self._read_all(time.monotonic_ns(), seldom=True)  # so that even a short run has a reading
         self._store()
 
     def _read_all(self, begun: int, seldom: bool) -> int:
-        """Read every source, and return when that was done; a figure carries the time in the middle of its source."""
+        """Read every source and return the time after that; the time of a figure is the middle of its source's read."""
         for source in self._sources:
             before = clock.monotonic_ns()
             found = list(source.read(seldom))
@@ -139,7 +139,7 @@ class Sampler:
         return now
 
     def _count(self, took_ns: int) -> None:
-        """Count a reading, and double the interval where readings are too many or too long."""
+        """Count a reading, and double the interval if there are too many readings or they take too long."""
         self._readings += 1
         self._busy_ns += took_ns
         self._most_ns = max(self._most_ns, took_ns)
@@ -166,7 +166,7 @@ class Sampler:
 
 
 def write(path: Path, rows: Iterable[Sample]) -> None:
-    """Write samples to a file that appears in one piece."""
+    """Write samples to a file atomically."""
     path.parent.mkdir(exist_ok=True)
     con = table.connect()
     con.execute("SET threads = 1")
@@ -181,11 +181,11 @@ def write(path: Path, rows: Iterable[Sample]) -> None:
 
 
 def of(process: int, devices: Sequence[str] = ()) -> list[Source]:
-    """Return the sources for one measured process, whose environment this one has inherited.
+    """Return the sources for one measured process, whose environment the current process has inherited.
 
     Args:
-        process: its number.
-        devices: UUIDs of its devices in CUDA's order, if it has initialised CUDA; else the environment must tell.
+        process: its process id.
+        devices: UUIDs of its devices in CUDA's order if it has initialised CUDA; else the environment determines them.
     """
     return [Host(process), Nvml(process, devices, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))]
 

@@ -1,4 +1,4 @@
-"""What a source of samples is."""
+"""The interface of sources of samples."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class Reading(NamedTuple):
 
 
 class Source:
-    """Something that can be read again and again."""
+    """A source of readings that is read repeatedly."""
 
     name: ClassVar[str] = ""
 
     interval_ns: ClassVar[int] = 50_000_000
-    """How long there should be between two readings, if nothing faster is read beside it."""
+    """Nanoseconds between two readings, unless another source is read more often."""
 
     def open(self) -> str | None:
-        """Get ready; return None, or the reason why nothing can be read here and what to install or do."""
+        """Prepare for reading; return None, or why nothing can be read here and what to install or do."""
         return None
 
     def read(self, seldom: bool) -> Iterator[Reading]:
-        """Yield what is there now. What cannot be read is left out, never made up.
+        """Yield the current readings. Values that cannot be read are left out, never made up.
 
         Args:
-            seldom: True about once a second: read also what is dear to read or hardly changes.
+            seldom: True about once a second: also read values that are expensive to read or hardly change.
         """
         yield from ()
 
     def notes(self) -> Iterator[str]:
-        """Yield sentences on what could not be read."""
+        """Yield sentences on values that could not be read."""
         yield from ()
 
     def close(self) -> None:
-        """Let go of what `open` took."""
+        """Release the resources of `open`."""

@@ -1,6 +1,6 @@
-"""The analyses on Spark, over the Parquet files of a run: for jobs of more ranks than one machine should read.
+"""Analyses on Spark over the Parquet files of a run, for jobs with too many ranks for one machine.
 
-An analysis is SQL; `dialect` writes DuckDB's SQL as Spark's, `session` finds or starts a cluster, `trace` has the
+An analysis is SQL; `dialect` translates DuckDB's SQL to Spark's, `session` finds or starts a cluster, `trace` has the
 methods of `xsp.store.trace.Trace` that analyses use. See docs/use/ranks.md.
 """
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def load(place: str, engine: str) -> Trace:
-    """Return the trace of a run directory as a Spark cluster reads it.
+    """Return the trace of a run directory, read by a Spark cluster.
 
     Args:
-        place: a path or a URL (`s3a://…`, `hdfs://…`), handed to Spark as it is; a cluster of several machines must
-            reach it from all of them. Traces of other tools are imported first.
-        engine: `spark`, or a master URL of Spark's: `spark://host:7077`, `yarn`, `local-cluster[2,1,1024]` …
+        place: a path or a URL (`s3a://…`, `hdfs://…`), passed to Spark unchanged; a cluster of several machines must
+            reach it from all of them. Traces of other tools must be imported first.
+        engine: `spark`, or a Spark master URL: `spark://host:7077`, `yarn`, `local-cluster[2,1,1024]` …
 
     Raises:
-        TraceError: there is no run that is finished.
+        TraceError: there is no finished run.
         PluginError, AnalysisError: see `xsp.spark.session.start`.
     """
     session = start(engine)
-    from xsp.spark.trace import SparkTrace  # its packages are there, or `start` had said so
+    from xsp.spark.trace import SparkTrace  # its packages are installed, else `start` would have raised an error
 
     return SparkTrace(session, place.rstrip("/"))

@@ -1,7 +1,7 @@
-"""DuckDB's SQL as Spark's: what sqlglot does not carry over by itself, one rule a function.
+"""Translation of DuckDB's SQL to Spark's: one function per rule for constructs that sqlglot does not translate.
 
-A rule takes a node of the parsed query and returns what stands in its place. What no rule carries over is refused
-with its name, never written as something that looks alike.
+A rule takes a node of the parsed query and returns its replacement. A construct without a translation raises an
+error with its name; it is never replaced by something that merely looks alike.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from sqlglot.errors import ParseError, UnsupportedError
 from xsp.errors import AnalysisError
 
 REFUSED = {"hash": "hash values of another engine are other values"}
-"""Functions that both engines have under one name and that give different answers."""
+"""Functions that both engines have under the same name, with different results → the reason for the error."""
 
 
 def parse(query: str) -> exp.Expression:
-    """Return a query of DuckDB's, parsed.
+    """Return the parsed query of DuckDB.
 
     Raises:
-        AnalysisError: sqlglot does not know what it says.
+        AnalysisError: sqlglot cannot parse it.
     """
     try:
         return parse_one(query, read="duckdb")
@@ -34,7 +34,7 @@ def translate(tree: exp.Expression) -> str:
     """Return the query as Spark's SQL.
 
     Raises:
-        AnalysisError: part of it has no counterpart there; the message names it.
+        AnalysisError: a part of it has no counterpart in Spark; the message names it.
     """
     for rule in RULES:
         tree = tree.transform(rule)
@@ -46,15 +46,15 @@ def translate(tree: exp.Expression) -> str:
 
 
 def tables(tree: exp.Expression) -> set[str]:
-    """Return the names of the tables that a query reads, without those that it defines itself."""
+    """Return the names of the tables that a query reads, without the tables that it defines itself."""
     defined = {each.alias for each in tree.find_all(exp.CTE)}
     return {each.name for each in tree.find_all(exp.Table)} - defined
 
 
 def materialized(tree: exp.Expression) -> Iterator[tuple[exp.CTE, str]]:
-    """Yield each table behind WITH that is to be computed once, and its query as Spark's SQL, whole in itself.
+    """Yield each MATERIALIZED table of a WITH clause, with its self-contained query in Spark's SQL.
 
-    Who takes one may put something else in its place before the next is asked for.
+    The caller may replace a table before it requests the next one.
     """
     defined: list[exp.CTE] = []
     for each in tree.ctes:
@@ -69,14 +69,14 @@ def materialized(tree: exp.Expression) -> Iterator[tuple[exp.CTE, str]]:
 
 
 def _inline(node: exp.Expression) -> exp.Expression:
-    """Spark decides itself what it keeps of a table behind WITH."""
+    """Remove MATERIALIZED: Spark itself decides whether to store a table of a WITH clause."""
     if isinstance(node, exp.CTE):
         node.set("materialized", None)
     return node
 
 
 def _asof(node: exp.Expression) -> exp.Expression:
-    """The latest row before: each row of the right side holds until the next one of its kind begins."""
+    """Translate an ASOF join: each row of the right side applies until the next row with the same keys begins."""
     if not isinstance(node, exp.Join) or node.args.get("method") != "ASOF":
         return node
     name, equal, later = node.this.alias_or_name, [], None
@@ -104,7 +104,7 @@ def _asof(node: exp.Expression) -> exp.Expression:
 
 
 def _filtered_window(node: exp.Expression) -> exp.Expression:
-    """Spark has no FILTER over a window: what does not count is null."""
+    """Translate FILTER over a window, which Spark lacks: values that do not count become null."""
     if not isinstance(node, exp.Window) or not isinstance(node.this, exp.Filter):
         return node
     function, condition = node.this.this.copy(), node.this.expression.this
@@ -115,7 +115,7 @@ def _filtered_window(node: exp.Expression) -> exp.Expression:
 
 
 def _first(node: exp.Expression) -> exp.Expression:
-    """The first in an order is that with the least key; a falling number is a rising negative one."""
+    """Translate `first(… ORDER BY …)` to the value with the smallest key; keys are negated for descending order."""
     if not isinstance(node, exp.First) or not isinstance(node.this, exp.Order):
         return node
     keys = [exp.Neg(this=each.this.copy()) if each.args.get("desc") else each.this.copy()
@@ -124,7 +124,7 @@ def _first(node: exp.Expression) -> exp.Expression:
 
 
 def _ordered_list(node: exp.Expression) -> exp.Expression:
-    """A list in the order of its first field, or of itself, can be sorted afterwards; Spark's lists have no order."""
+    """Translate `list(… ORDER BY …)`: sort it afterwards, by its values or by key structs; Spark collects unordered."""
     if not isinstance(node, exp.ArrayAgg) or not isinstance(node.this, exp.Order):
         return node
     what, (key,) = node.this.this, node.this.expressions[:1]
@@ -141,7 +141,7 @@ def _ordered_list(node: exp.Expression) -> exp.Expression:
 
 
 def _comprehension(node: exp.Expression) -> exp.Expression:
-    """A list made of a list, each of whose rows is known by its place."""
+    """Translate a list comprehension to `transform`; fields of its elements are accessed by position."""
     if not isinstance(node, exp.Array) or not isinstance(node.expressions[0] if node.expressions else None,
                                                         exp.Comprehension):  # fmt: skip
         return node
@@ -158,7 +158,7 @@ def _comprehension(node: exp.Expression) -> exp.Expression:
 
 
 def _tuple(node: exp.Expression) -> exp.Expression:
-    """A row without names: its fields are called by their places."""
+    """Translate an unnamed tuple to a struct with fields named by position."""
     if isinstance(node, exp.Tuple) and not isinstance(node.parent, (exp.In, exp.Values)):
         return _struct([each.copy() for each in node.expressions])
     return node
@@ -170,14 +170,14 @@ def _struct(fields: list[exp.Expression]) -> exp.Expression:
 
 
 def _quantiles(node: exp.Expression) -> exp.Expression:
-    """Spark's `percentile` interpolates as `quantile_cont` does."""
+    """Translate `quantile_cont` to Spark's `percentile`, which interpolates the same way."""
     if isinstance(node, exp.PercentileCont):
         return exp.func("percentile", node.this.copy(), node.expression.copy())
     return node
 
 
 def _pattern(node: exp.Expression) -> exp.Expression:
-    """Spark has no third argument for what a pattern ignores; the pattern says it itself."""
+    """Move the flags of a regular expression into the pattern: Spark has no argument for them."""
     if isinstance(node, exp.RegexpLike) and node.args.get("flag") is not None:
         flag = node.args["flag"].name
         return exp.RegexpLike(this=node.this.copy(), expression=exp.Literal.string(f"(?{flag}){node.expression.name}"))
@@ -185,14 +185,14 @@ def _pattern(node: exp.Expression) -> exp.Expression:
 
 
 def _json(node: exp.Expression) -> exp.Expression:
-    """Text is JSON where Spark can parse it."""
+    """Translate `json_valid`: text is valid JSON if Spark can parse it."""
     if isinstance(node, exp.Anonymous) and node.name.lower() == "json_valid":
         return exp.func("try_parse_json", node.expressions[0].copy()).is_(exp.null()).not_()
     return node
 
 
 def _json_list(node: exp.Expression) -> exp.Expression:
-    """Several places of a text at once are a list of what stands at each."""
+    """Translate the extraction of several JSON paths at once to an array of single extractions."""
     if not isinstance(node, exp.JSONExtractScalar) or not isinstance(node.expression, exp.Array):
         return node
     return exp.func("array", *(exp.func("get_json_object", node.this.copy(), each.copy())
@@ -200,7 +200,7 @@ def _json_list(node: exp.Expression) -> exp.Expression:
 
 
 def _part(node: exp.Expression) -> exp.Expression:
-    """The first so many of a list; a place that is computed counts from 1 here and from 0 there, and is refused."""
+    """Translate `list[:n]`; refuse a computed index, which counts from 1 in DuckDB and from 0 in Spark."""
     if not isinstance(node, exp.Bracket):
         return node
     (place,) = node.expressions
@@ -212,7 +212,7 @@ def _part(node: exp.Expression) -> exp.Expression:
 
 
 def _numbers(node: exp.Expression) -> exp.Expression:
-    """DuckDB's decimals in formulas become doubles; in Spark they would stay decimals of bounded digits."""
+    """Cast decimal literals to double, as DuckDB does in formulas; in Spark they would stay decimals."""
     if isinstance(node, exp.Literal) and not node.is_string and not node.is_int:
         return exp.cast(node.copy(), "double") if not isinstance(node.parent, exp.Cast) else node
     if isinstance(node, exp.DataType) and node.this in (exp.DataType.Type.INT128, exp.DataType.Type.UINT128):

@@ -1,4 +1,4 @@
-"""A session on a Spark cluster: the one that is asked for, or one of this machine's own."""
+"""A session on the requested Spark cluster, or on a local one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import IO, Any
 from xsp.errors import AnalysisError, PluginError, UsageError
 
 JAVA = 17
-"""The oldest Java that runs Spark 4; what PySpark 4's documentation asks for."""
+"""The oldest Java version that runs Spark 4, according to the documentation of PySpark 4."""
 
 LOCAL = "local[*]"
-"""What `spark` alone means: Spark in one process, on all cores of this machine."""
+"""The master for plain `spark`: Spark in one process, on all cores of this machine."""
 
 SETTINGS = {
     "spark.app.name": "xsp",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.mergeSchema": "true",  # runs of several versions of xsp, beside one another
+    "spark.sql.parquet.mergeSchema": "true",  # for runs of different versions of xsp in one job
     "spark.sql.ansi.enabled": "true",  # an overflow is an error, as in DuckDB
 }
 
@@ -32,7 +32,7 @@ _MASTERS = re.compile(r"spark|yarn|local(-cluster)?(\[.*\])?|(spark|k8s)://.+")
 
 
 def master(engine: str) -> str:
-    """Return Spark's name of the cluster that `--engine` asks for: `spark`, or any master URL of Spark's.
+    """Return the Spark master for the value of `--engine`: `spark`, or any master URL.
 
     Raises:
         UsageError: it is neither.
@@ -43,12 +43,12 @@ def master(engine: str) -> str:
 
 
 def start(engine: str) -> Any:
-    """Return a `SparkSession` on a cluster; one that runs in this process already is taken, as Spark does.
+    """Return a `SparkSession` on a cluster; an existing session of this process is reused, as usual in Spark.
 
     Raises:
-        UsageError: `engine` is no name of a cluster.
-        PluginError: PySpark or a Java that can run it is missing; the message says what to install.
-        AnalysisError: there is no such cluster.
+        UsageError: `engine` is not the name of a cluster.
+        PluginError: PySpark or a suitable Java is missing; the message says what to install.
+        AnalysisError: the cluster cannot be reached.
     """
     cluster = master(engine)
     try:
@@ -65,7 +65,7 @@ def start(engine: str) -> Any:
             for name, value in settings.items():
                 building = building.config(name, value)
             session = building.getOrCreate()
-        except Exception as error:  # py4j's errors are Java's, of any class
+        except Exception as error:  # errors of Java, which py4j raises as various classes
             reason = _last_line(told) if "JAVA_GATEWAY_EXITED" in str(error) else reason_of(error)
             raise AnalysisError(f"--engine {engine}: no session with this cluster ({reason})") from error
     session.sparkContext.setLogLevel("ERROR")
@@ -73,22 +73,22 @@ def start(engine: str) -> Any:
 
 
 def _here() -> dict[str, str]:
-    """Return the settings of a cluster of this machine alone."""
+    """Return the settings of a cluster on this machine alone."""
     return {
-        # A driver that nobody else has to reach listens to nobody else.
+        # No other machine has to reach the driver, so it only listens on the loopback interface.
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        # Spark would make 200 parts of every table.
+        # The default of Spark is 200 partitions of every table.
         "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
-        # Else Spark makes an empty folder for tables in the current directory.
+        # By default Spark creates an empty folder for tables in the current directory.
         "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "xsp-spark"),
     }
 
 
 def _start_java(settings: dict[str, str], told: IO[bytes]) -> None:
-    """Start the Java that drives Spark, unless this process has one; what it logs goes to a file, not to the terminal.
+    """Start the JVM that drives Spark, unless this process has one; its log goes to a file, not to the terminal.
 
-    Its errors come back as exceptions, so the log would only say them twice, between the lines of a table.
+    Its errors are raised as exceptions, so the log would only repeat them, between the lines of a table.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -99,10 +99,10 @@ def _start_java(settings: dict[str, str], told: IO[bytes]) -> None:
 
 
 def check_java(engine: str) -> None:
-    """Refuse where no Java is that runs Spark.
+    """Check that there is a Java that runs Spark.
 
     Raises:
-        PluginError: there is none, or an older one.
+        PluginError: there is no Java, or it is too old.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
@@ -116,7 +116,7 @@ def check_java(engine: str) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return in one line what Spark or Java say; py4j puts a line in front that names a call of its own."""
+    """Return the message of Spark or Java in one line, without py4j's first line, which names an internal call."""
     lines = [line.strip(": ") for line in str(error).splitlines() if line.strip()]
     said = lines[1:] if lines and lines[0].startswith("An error occurred while calling") else lines
     return (said or [type(error).__name__])[0][:300]

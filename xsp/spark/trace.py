@@ -1,8 +1,8 @@
-"""A trace whose spans Spark reads, with the methods that analyses use.
+"""A trace whose spans are read by Spark, with the methods that analyses use.
 
-Queries go to the cluster, and come back as tables of a DuckDB of this process: what an analysis answers is small,
-whatever it was asked over. So whoever prints or writes an answer need not know where it was computed. Tables that an
-analysis computes in Python stand in that DuckDB, and are handed to Spark where a query asks for both.
+Queries run on the cluster, and their results become tables of a DuckDB in this process: the result of an analysis is
+small, however large its input. So code that prints or writes a result does not depend on where it was computed. Tables
+that an analysis computes in Python are in that DuckDB, and are passed to Spark if a query needs both.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from xsp.store.trace import Rung, Trace
 
 TYPES = {"tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint": "BIGINT", "double": "DOUBLE",
          "float": "FLOAT", "string": "VARCHAR", "boolean": "BOOLEAN", "void": "INTEGER"}  # fmt: skip
-"""What DuckDB calls the types of Spark."""
+"""Spark's types → DuckDB's names for them."""
 
 
 OF_RUNGS = {"alike", "alike_spans"}
-"""What `xsp.store.merge` finds out from the steps of a run, beside its spans."""
+"""Tables that `xsp.store.merge` derives from the steps of a run, in addition to its spans."""
 
 NO_RUNGS = "this asks what the rungs of a run say, which Spark does not compare; omit --engine"
 
 NO_LOOP = "this asks the program's loop, which Spark does not read; omit --engine"
 
 PARTS = "rank-*"
-"""The runs of a job's ranks, as Spark finds them."""
+"""Path pattern of the runs of a job's ranks."""
 
 
 class SparkTrace(Trace):
     """The views `spans`, `merged` and `samples` of a run directory on Spark."""
 
     def __init__(self, session: Any, place: str) -> None:
-        """Read `run.json`, and show the Parquet files as views."""
+        """Read `run.json`, and create views of the Parquet files."""
         self._spark = session
         self._place = place
         self._made: set[str] = set()
@@ -55,12 +55,12 @@ class SparkTrace(Trace):
 
     @property
     def name(self) -> str:
-        """What the run was called, else the end of its path."""
+        """The name of the run, else the last part of its path."""
         return self.run.name or self._place.rpartition("/")[2]
 
     @property
     def rungs(self) -> list[Rung]:  # type: ignore[override]
-        """Refused: what the levels of profiling cost is read from the steps of one machine's run.
+        """Unsupported: the cost of the levels of profiling is computed only from runs on one machine.
 
         Raises:
             AnalysisError: always.
@@ -68,18 +68,18 @@ class SparkTrace(Trace):
         raise AnalysisError(NO_RUNGS)
 
     def sql(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
-        """Ask SQL of DuckDB's; Spark answers."""
+        """Run a query in DuckDB's SQL on Spark."""
         answer: duckdb.DuckDBPyRelation = self.con.execute(query, params)
         return answer
 
     def once(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
-        """Make a table on the cluster, unless this trace has made it; it is kept there while the session lasts."""
+        """Create a table on the cluster, unless this trace has created it; it exists until the end of the session."""
         if not self.has_made(name):
             self.con.keep(name, query, params)
             self._made.add(name)
 
     def _read_job(self) -> Run:
-        """Return `run.json`; of a job, with what its ranks say, as `xsp.rundir.read_job` does."""
+        """Return `run.json`; for a job, with the content of its ranks' files, as in `xsp.rundir.read_job`."""
         (run,) = self._read_runs(f"{self._place}/{RUN_FILE}")
         if run.is_job:
             run = of_ranks(run, self._read_runs(f"{self._place}/{PARTS}/{RUN_FILE}"))
@@ -92,7 +92,7 @@ class SparkTrace(Trace):
         try:
             rows = self._spark.read.text(where, wholetext=True).collect()
             found = [parsed(row[0], where) for row in rows]
-        except Exception as error:  # Spark's and Java's, by scheme of the URL
+        except Exception as error:  # errors of Spark and Java, which depend on the URL's scheme
             raise TraceError(
                 f"{where}: Spark reads no run there ({reason_of(error)}); import traces of other tools first: "
                 "xsp import FOLDER -o RUN"
@@ -100,7 +100,7 @@ class SparkTrace(Trace):
         return sorted(found, key=lambda run: run.rank or 0)
 
     def _show(self, name: str, files: str, columns: Sequence[Column], optional: bool = False) -> None:
-        """Show files as a view with all columns, those that are not there as their defaults."""
+        """Create a view of files with all columns; missing columns have their defaults."""
         try:
             frame = self._spark.read.parquet(files)
         except Exception as error:
@@ -114,7 +114,7 @@ class SparkTrace(Trace):
 
 
 class Queries:
-    """Takes DuckDB's SQL as a connection of DuckDB's does, and has Spark answer it."""
+    """A stand-in for a DuckDB connection that takes DuckDB's SQL and runs it on Spark."""
 
     def __init__(self, session: Any) -> None:
         self._spark = session
@@ -125,10 +125,10 @@ class Queries:
         self._kept: dict[str, str] = {}
 
     def execute(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
-        """Return the rows of a query; what is created, filled, written or set is so here.
+        """Return the rows of a query; CREATE, INSERT, COPY, SET and RESET are executed in this process.
 
         Raises:
-            AnalysisError: it does not carry over, or Spark refuses it; the message says why.
+            AnalysisError: the query cannot be translated, or Spark rejects it; the message has the reason.
         """
         words = query.split(None, 1)[0].upper()
         if words in ("CREATE", "INSERT", "COPY", "SET", "RESET"):
@@ -141,15 +141,15 @@ class Queries:
         return self._collected(self._asked(tree, params))
 
     def register(self, name: str, rows: Any) -> None:
-        """Give rows a name here, for what is filled from them."""
+        """Register rows under a name in this process, for INSERT."""
         self._here.register(name, rows)
 
     def unregister(self, name: str) -> None:
-        """Take the name away again."""
+        """Remove a registered name."""
         self._here.unregister(name)
 
     def keep(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
-        """Make a table that later queries start from, on the cluster if any of it comes from there."""
+        """Create a table for later queries, on the cluster if the query reads any table there."""
         tree = dialect.parse(query)
         if dialect.tables(tree) <= self._own:
             self._here.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", params)
@@ -174,7 +174,7 @@ class Queries:
             raise AnalysisError(f"Spark does not take this query: {reason_of(error)}") from error
 
     def _kept_as(self, query: str) -> str:
-        """Return the view of what a query says is to be computed once; other queries that say the same share it."""
+        """Return the view of a materialised query; identical queries share one view."""
         if query not in self._kept:
             name = f"kept_{len(self._kept)}"
             self._computed(self._spark.sql(query), name)
@@ -183,10 +183,10 @@ class Queries:
 
     @staticmethod
     def _computed(frame: Any, name: str) -> None:
-        """Have the cluster compute a table now, and show it as a view.
+        """Compute a table on the cluster now, and create a view of it.
 
-        A table that is merely cached stands in each later plan with all that it was made of, once for each mention;
-        over a few such tables plans grow to tens of thousands of nodes.
+        A table that is merely cached appears in each later plan with its whole derivation, once for each mention; with
+        a few such tables, plans grow to tens of thousands of nodes.
         """
         try:
             frame.localCheckpoint().createOrReplaceTempView(name)
@@ -194,7 +194,7 @@ class Queries:
             raise AnalysisError(f"Spark could not answer: {reason_of(error)}") from error
 
     def _hand_over(self, name: str) -> None:
-        """Show a table of this process to Spark."""
+        """Copy a table of this process to Spark."""
         found = self._here.sql(f"SELECT * FROM {name}")
         kinds = {ours: theirs for theirs, ours in TYPES.items() if theirs != "void"}
         schema = ", ".join(
@@ -221,7 +221,7 @@ def _quoted(name: str) -> str:
 
 
 def _type(theirs: str) -> str:
-    """Return DuckDB's name of a type of Spark's; sums of integers are decimals there."""
+    """Return DuckDB's name of a Spark type; sums of integers are decimals in Spark."""
     if theirs.startswith("array<"):
         return f"{_type(theirs[6:-1])}[]"
     if theirs.startswith("decimal("):

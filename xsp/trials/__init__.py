@@ -1,5 +1,5 @@
-"""Changes to a program that is being measured, made from outside its code, in a process of their own.
+"""Trials: changes to a measured program from outside its code, in a separate process.
 
-`trial` names them, `settings`, `calls`, `folding` and `training` make them, and `child` has them made while a program
-runs under xsp. `xsp.advise.experiment` runs a program without and with one in turns.
+`trial` lists them, `settings`, `calls`, `folding` and `training` implement them, and `child` applies them while a
+program runs under xsp. `xsp.advise.experiment` runs a program without and with a trial in turns.
 """

@@ -1,7 +1,7 @@
 """Trials of outermost modules: memory format, gradients, precision, attention, compilation.
 
-What surrounds a call is two hooks of the module, which a copy of the module has too and which cost its inner modules
-nothing.
+A context around a call is implemented by two hooks of the module, which copies of the module also have, and which add
+no cost to its inner modules.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ChannelsLast(Trial):
 
 
 class InferenceMode(Trial):
-    """Outermost calls record no gradients."""
+    """Outermost calls in inference mode, without recording gradients."""
 
     inference_only = True
 
@@ -90,7 +90,7 @@ class Autocast(Trial):
 
 
 class Float32(Trial):
-    """Outermost modules compute in single precision, whatever their type is; what goes in and out keeps its type."""
+    """Outermost modules compute in single precision, whatever their type; inputs and results keep their types."""
 
     changes_numbers = True
 
@@ -133,7 +133,7 @@ _BACKENDS = {
 
 
 class Sdpa(Trial):
-    """Attention by torch's own function, where the library has a switch for it; or that function by one back end."""
+    """Attention by torch's own function, if the library has a switch for it, or with one back end of that function."""
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
@@ -192,7 +192,7 @@ class Compile(Trial):
             return
         first = next(iter(module.parameters()), None)
         if first is None:
-            return  # a loss, say
+            return  # for example a loss
         missing = _no_compiler(first.device.type)
         if missing:
             self.not_for(missing)
@@ -202,7 +202,7 @@ class Compile(Trial):
 
 
 def _no_compiler(device: str) -> str | None:
-    """Return why nothing can be compiled for a device; None where it can."""
+    """Return why nothing can be compiled for a device, or None if it can."""
     if device == "cpu":
         wanted = os.environ.get("CXX") or "g++"
         if not any(map(shutil.which, (wanted, "c++", "clang++"))):
@@ -214,7 +214,7 @@ def _no_compiler(device: str) -> str | None:
 
 
 def around(module: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Surround the calls of a module by a context, by hooks."""
+    """Run the calls of a module inside a context manager, by means of hooks."""
     opened = threading.local()
 
     def enter(called: Any, given: Any) -> None:
@@ -240,7 +240,7 @@ def _is_other(torch: Any, tensor: Any) -> bool:
 
 
 def _last(torch: Any, value: Any) -> Any:
-    """Return arguments with the channels of their tensors last."""
+    """Return arguments with their tensors in channels-last format."""
     if isinstance(value, torch.Tensor):
         return value.contiguous(memory_format=_format(torch, value)) if _is_other(torch, value) else value
     if isinstance(value, dict):
@@ -251,11 +251,11 @@ def _last(torch: Any, value: Any) -> Any:
 
 
 def _in_type(torch: Any, value: Any, found: set[Any], wanted: Any) -> Any:
-    """Return arguments or a result with the tensors of some types in another one."""
+    """Return arguments or a result with the tensors of the types `found` converted to `wanted`."""
     if isinstance(value, torch.Tensor):
         return value.to(wanted) if value.dtype in found else value
     if isinstance(value, dict):
-        for name, each in value.items():  # in place: a model's output is a dictionary of a class of its own
+        for name, each in value.items():  # in place: a model's output may be an instance of its own dictionary class
             value[name] = _in_type(torch, each, found, wanted)
         return value
     if type(value) in (list, tuple):

@@ -1,7 +1,7 @@
-"""A program's process in which a trial is applied: before it begins, and around the first calls of outermost modules.
+"""The process of a program with a trial, which is applied at the start and at the first calls of outermost modules.
 
-Both sides of a trial run in such a process, the one without a trial too, so that what this costs is on both of them:
-two Python calls for each call of a module. Random generators start from the same seeds.
+Both sides run in such a process, including the side without a trial, so that its cost is the same on both: two Python
+calls for each call of a module. Random generators start from the same seeds.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ with child.begun(told):
     from xsp.cli import main
     sys.exit(main())
 """
-"""What Python runs: as `xsp.comparison.commands` has it, with what is told before the command."""
+"""The code that Python runs: as in `xsp.comparison.commands`, with the result of `told` before the command."""
 
 WATCHED = 64
-"""Outermost calls without a new module, after which calls pass by."""
+"""Number of outermost calls without a new module after which calls are no longer watched."""
 
 MOST_LINES = 20
 
 
 def told(trial: str, report: Path, seed: int = 0) -> str:
-    """Return what such a process is told.
+    """Return the argument for such a process.
 
     Args:
-        trial: its name, or nothing.
-        report: the file that it writes: what was changed, why nothing was, and results.
-        seed: of the random generators.
+        trial: name of the trial, or empty.
+        report: the file that the process writes: changes, reasons why nothing was changed, and results.
+        seed: seed of the random generators.
     """
     return json.dumps({"trial": trial, "report": str(report), "seed": seed})
 
 
 @contextlib.contextmanager
 def begun(text: str) -> Iterator[None]:
-    """Apply a trial while the block lasts, and write what it did.
+    """Apply a trial to this process, run the block, and write the report at its end.
 
     Args:
-        text: from `told`.
+        text: the result of `told`.
     """
     asked = json.loads(text)
     try:
@@ -86,7 +86,7 @@ def _write(report: Path, content: dict[str, Any]) -> None:
 
 
 class Watch:
-    """Looks at calls of outermost modules, changes those that are new, and keeps what they return."""
+    """An observer of outermost module calls, which applies trials to new modules and keeps results."""
 
     def __init__(self, trials: list[Trial]) -> None:
         self.trials = trials
@@ -98,12 +98,12 @@ class Watch:
         self._failed: dict[str, None] = {}
 
     def start(self) -> None:
-        """Apply what belongs to the process."""
+        """Apply the trials' changes of the process."""
         for trial in self.trials:
             self._try(trial, trial.start)
 
     def around(self, original: Any) -> Any:
-        """Return what stands in for `Module.__call__`."""
+        """Return the replacement of `Module.__call__`."""
         import torch
 
         thread = threading.local()
@@ -127,9 +127,9 @@ class Watch:
         return __call__
 
     def _sees(self, module: Any, args: Any, kwargs: Any) -> bool:
-        """Note a call, and return whether it is the first one of its module."""
+        """Record a call, and return whether it is the first call of its module."""
         self._since += 1
-        if module in self._seen or type(module).__module__.startswith("xsp_collectors"):  # its calibration
+        if module in self._seen or type(module).__module__.startswith("xsp_collectors"):  # from their calibration
             return False
         self._since = 0
         self._seen.add(module)
@@ -143,12 +143,12 @@ class Watch:
     def _try(self, trial: Trial, function: Any, *args: Any) -> None:
         try:
             function(*args)
-        except Exception as error:  # the program goes on; that nothing was changed is said
+        except Exception as error:  # the program continues; the report states that nothing was changed
             line = str(error).strip().split("\n")[0][:200]
             self._failed[f"{type(trial).__name__} could not be applied: {type(error).__name__}: {line}"] = None
 
     def content(self) -> dict[str, Any]:
-        """Return what was seen and done, as plain data."""
+        """Return the content of the report, as plain data."""
         return {
             "applied": [line for trial in self.trials for line in trial.applied][:MOST_LINES],
             "reasons": [*self._failed, *(line for trial in self.trials for line in trial.reasons)][:MOST_LINES],

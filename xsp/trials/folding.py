@@ -1,4 +1,4 @@
-"""The trial that folds batch norm of evaluation into the convolution or linear layer before it."""
+"""The trial that folds batch norm in evaluation mode into the convolution or linear layer before it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from xsp.trials.trial import Trial
 
 CLOSE = 1e-3
-"""Of the largest value: results that differ by more tell that something else read what was folded."""
+"""Maximum difference of results, as a share of the largest value; above it, another layer read the folded value."""
 
 
 class FoldBatchNorm(Trial):
-    """Batch norm of evaluation, folded into the layer whose output it takes.
+    """Batch norm in evaluation mode, folded into the layer whose output it takes.
 
-    Which layer that is, is seen in the first call: the very tensor that one returned is the other's input. After it the
-    module is called once more with the same arguments; where results differ, all is put back.
+    The first call shows which layer that is: its result is the same tensor as the batch norm's input. Afterwards the
+    module is called again with the same arguments; if the results differ, all changes are undone.
     """
 
     inference_only = True
@@ -81,7 +81,7 @@ class FoldBatchNorm(Trial):
 
 
 def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any]) -> list[Any]:
-    """Fold pairs, and return what takes each of them back."""
+    """Fold pairs, and return a function for each that undoes it."""
     from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
     places = {inner: (parent, name) for parent in module.modules() for name, inner in parent.named_children()}
@@ -111,7 +111,7 @@ def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any]) -> list[Any]:
 
 
 def _without_norm(torch: Any, norm: Any) -> Any:
-    """Return what is left of a batch norm that is folded: nothing, or the activation that timm's has in it."""
+    """Return the replacement of a folded batch norm: an identity, or the activation inside a batch norm of timm."""
     if type(norm) in (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d):
         return torch.nn.Identity()
     if all(isinstance(getattr(norm, name, None), torch.nn.Module) for name in ("drop", "act")):
@@ -120,7 +120,7 @@ def _without_norm(torch: Any, norm: Any) -> Any:
 
 
 def _apart(torch: Any, wanted: Any, found: Any) -> float | None:
-    """Return the largest difference of two results, of the largest value; None where they are no tensors."""
+    """Return the largest difference of two results as a share of the largest value; None if they have no tensors."""
     from xsp.trials.outputs import tensors
 
     pairs = list(zip(tensors(wanted), tensors(found), strict=False))

@@ -1,4 +1,4 @@
-"""What outermost calls returned, kept of two programs and compared: by how much a trial changes results."""
+"""Results of outermost calls, kept from two programs and compared: by how much does a trial change results?"""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 CALLS = 3
-"""Calls of each outermost module whose results are kept."""
+"""Number of calls of each outermost module whose results are kept."""
 
 MODULES = 8
 MOST = 1 << 15
-"""Values of a tensor that are kept, at equal distances."""
+"""Maximum number of values of a tensor that are kept, at equal distances."""
 
 SAME = {"torch.float64": 1e-9, "torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 3e-2}
-"""Of the largest value, by the type of the result without the trial: a difference that rounding explains."""
+"""Type of the result without the trial → difference explained by rounding, as a share of the largest value."""
 
 
 class Outputs:
@@ -27,7 +27,7 @@ class Outputs:
         self._names: dict[int, str] = {}
 
     def keep(self, module: Any, result: Any) -> None:
-        """Keep what a call returned, if it is one of the first."""
+        """Keep the result of a call if it is one of the first."""
         name = self._names.setdefault(id(module), f"{type(module).__name__} {len(self._names) + 1}")
         calls = self._kept.setdefault(name, [])
         if len(self._names) > MODULES or len(calls) >= CALLS:
@@ -35,12 +35,12 @@ class Outputs:
         calls.append({"tensors": [_plain(each) for each in tensors(result, exact=True)]})
 
     def content(self) -> dict[str, Any]:
-        """Return them as plain data."""
+        """Return the results as plain data."""
         return dict(self._kept)
 
 
 def tensors(value: Any, exact: bool = False) -> list[Any]:
-    """Return the floating-point tensors of a result, in their order, as float64 unless `exact`."""
+    """Return the floating-point tensors of a result in order, as float64 unless `exact`."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -64,15 +64,15 @@ def _plain(tensor: Any) -> dict[str, Any]:
 
 
 def error(one: Path, other: Path) -> tuple[float | None, bool, str]:
-    """Compare what two processes kept.
+    """Compare the results of two processes.
 
     Args:
-        one: the report of a child without the trial.
-        other: with it.
+        one: report of the process without the trial.
+        other: report of the process with it.
 
     Returns:
-        The largest difference of a result, of the largest value in it, None where nothing can be compared; whether
-        rounding explains it; and why nothing can be compared.
+        The largest difference of a result as a share of its largest value, None if nothing can be compared; whether
+        rounding explains it; and the reason why nothing can be compared.
     """
     kept = [json.loads(path.read_text(encoding="utf-8")).get("outputs") or {} for path in (one, other)]
     if not kept[0] or not kept[1]:

@@ -1,4 +1,4 @@
-"""Trials that are a setting of the process: threads, oneDNN, memory, TF32, cuDNN."""
+"""Trials that are settings of the process: threads, oneDNN, memory, TF32, cuDNN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xsp.trials.trial import Trial, count, only_on
 
 
 class Threads(Trial):
-    """torch computes with so many threads, whatever the program says."""
+    """torch computes with a number of threads, whatever the program sets."""
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
@@ -39,7 +39,7 @@ class Threads(Trial):
 
 
 class Interop(Trial):
-    """torch runs up to so many operators at once, where code is compiled to."""
+    """torch runs up to a number of operators at once in code compiled for that."""
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
@@ -60,7 +60,7 @@ class Interop(Trial):
 
 
 class OneDnn(Trial):
-    """oneDNN is on in outermost calls, whatever the program says."""
+    """oneDNN is on in outermost calls, whatever the program sets."""
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
@@ -95,12 +95,12 @@ class OneDnn(Trial):
 
 
 class Malloc(Trial):
-    """The C library's allocator keeps memory that is free, and does not give it back to the system."""
+    """The C library's allocator keeps free memory and does not return it to the system."""
 
     KEPT_GIB = 1
     VARIABLES: Mapping[str, str] = {"MALLOC_TOP_PAD_": str(KEPT_GIB << 30), "MALLOC_MMAP_MAX_": "0"}
-    """Of glibc. The first alone switches off glibc's own adjustment of the size from which memory is mapped for each
-    tensor by itself: a program whose model runs in a thread then has more page faults than before."""
+    """Variables of glibc. The first alone disables glibc's dynamic threshold from which each tensor has its own memory
+    mapping: a program whose model runs in a thread then has more page faults than before."""
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
@@ -173,7 +173,7 @@ class CudnnBenchmark(Trial):
 
 
 def facts() -> dict[str, Any]:
-    """Return the settings of this process that trials change, as they are now."""
+    """Return the current settings of this process that trials change."""
     import torch
 
     found: dict[str, Any] = {}
@@ -195,7 +195,7 @@ def facts() -> dict[str, Any]:
 
 
 def _malloc() -> str | None:
-    """Return what keeps free memory in this process already: a variable of glibc, or another allocator."""
+    """Return what already keeps free memory in this process: variables of glibc, or another allocator; else None."""
     preloaded = os.environ.get("LD_PRELOAD", "")
     other = next((each for each in ("jemalloc", "tcmalloc", "mimalloc") if each in preloaded), None)
     return other or (" ".join(Malloc.VARIABLES) if Malloc.VARIABLES.keys() <= os.environ.keys() else None)

@@ -10,7 +10,7 @@ from xsp.trials.trial import Trial, count
 
 
 class _OfOptimizers(Trial):
-    """A switch of torch's optimizers, set before the first step of each."""
+    """A switch of torch's optimizers, set before the first step of each optimizer."""
 
     wanted: ClassVar[dict[str, bool | None]] = {}
 
@@ -57,7 +57,7 @@ class Foreach(_OfOptimizers):
 
 
 class Workers(Trial):
-    """Data loaders that have no workers get so many."""
+    """Data loaders without workers get a number of workers."""
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)

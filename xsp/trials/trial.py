@@ -1,4 +1,4 @@
-"""What a trial is, and which there are by name.
+"""The interface of a trial, and all trials by name.
 
 ```
 threads=N            torch computes with N threads
@@ -20,7 +20,7 @@ num_workers=N        data loaders with N workers
 malloc=keep          glibc keeps up to 1 GiB of free memory, and does not give it back to the system
 ```
 
-Several are joined by `+`: `channels_last+threads=2`. Nothing here imports torch at once.
+Several trials are joined by `+`: `channels_last+threads=2`. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from xsp.errors import UsageError, nearest
 
 
 class Trial:
-    """One change. What it changed is in `applied`, why it changed nothing elsewhere in `reasons`; both are lines."""
+    """One change. `applied` has lines on what it changed, `reasons` has lines on why it did not change something."""
 
     changes_numbers = False
     """Whether results may differ by more than rounding."""
@@ -41,21 +41,21 @@ class Trial:
     inference_only = False
 
     def __init__(self, value: str = "") -> None:
-        """Check the value that stands behind `=`.
+        """Check the value after `=`.
 
         Raises:
-            UsageError: it makes no sense.
+            UsageError: the value is invalid.
         """
         self.value = value
         self.applied: dict[str, None] = {}
         self.reasons: dict[str, None] = {}
 
     def environment(self) -> Mapping[str, str]:
-        """Return variables that the process has from its start."""
+        """Return environment variables for the start of the process."""
         return {}
 
     def start(self) -> None:
-        """Change what belongs to the process, before the program begins."""
+        """Change settings of the process, before the program begins."""
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Change a module, before its first call as the outermost one."""
@@ -64,15 +64,15 @@ class Trial:
         """Change a module, after its first call."""
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
-        """Return why a program that ran like that needs no change, from what was noted of it without; else None."""
+        """Return why a program with these facts of its run without the trial needs no change, or None if it does."""
         return None
 
     def did(self, what: str) -> None:
-        """Note a change."""
+        """Record a change."""
         self.applied[what] = None
 
     def not_for(self, why: str) -> None:
-        """Note why something was not changed."""
+        """Record why something was not changed."""
         self.reasons[why] = None
 
 
@@ -94,7 +94,7 @@ _PLACES = {
     "num_workers": "training:Workers",
     "malloc": "settings:Malloc",
 }
-"""Name → module and class. Each module imports torch in its functions only."""
+"""Name → module and class. The modules import torch only inside functions."""
 
 
 def names() -> list[str]:
@@ -103,10 +103,10 @@ def names() -> list[str]:
 
 
 def named(text: str) -> list[Trial]:
-    """Return the trials of a text as `channels_last+threads=2`, in its order.
+    """Return the trials of a text such as `channels_last+threads=2`, in order.
 
     Raises:
-        UsageError: there is none of that name, or its value makes no sense.
+        UsageError: there is no trial with this name, or its value is invalid.
     """
     return [_one(part.strip()) for part in text.split("+")]
 
@@ -121,10 +121,10 @@ def _one(text: str) -> Trial:
 
 
 def count(name: str, value: str) -> int:
-    """Read a number of one or more.
+    """Parse a number from 1 to 4096.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not such a number.
     """
     if not value.isdecimal() or not 1 <= int(value) <= 4096:
         raise UsageError(f"{name}={value}: write a number from 1 on, {name}=2")
@@ -132,10 +132,10 @@ def count(name: str, value: str) -> int:
 
 
 def only_on(name: str, value: str) -> None:
-    """Refuse another value than `on`.
+    """Check that a value is empty or `on`.
 
     Raises:
-        UsageError: so it is.
+        UsageError: it is another value.
     """
     if value not in ("", "on"):
         raise UsageError(f"{name}={value}: write {name}=on")
