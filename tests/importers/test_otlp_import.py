@@ -115,7 +115,7 @@ def test_a_share_is_a_number_with_or_without_a_point(tmp_path: Path, value: floa
         setattr(attributes.add(key=name).value, form, each)
     trace = xsp.load(write(tmp_path / "t.jsonl", message))
     assert trace.sql("SELECT max(occupancy) FROM spans").fetchall() == [(float(value),)]
-    assert "skipped" not in trace.run["imported"]["sources"][0]
+    assert not trace.run["imported"]["sources"][0]["skipped"]
 
 
 def test_a_folder_of_several_files_is_read_together(lines: Path, tmp_path: Path) -> None:
