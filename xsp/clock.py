@@ -17,7 +17,8 @@ monotonic_ns = time.perf_counter_ns
 
 
 SET_NS = 1_000_000_000
-"""If the epoch clock moves by more than this against the monotonic clock between two readings, somebody set it."""
+"""Nanoseconds: the epoch clock was set if it moves by more between two readings, against the monotonic clock; a smaller
+move is drift."""
 
 DRIFT = 1e-3
 """Largest drift and slew of a clock, as a share of the time between two readings: twice the limit of NTP."""
