@@ -17,8 +17,7 @@ monotonic_ns = time.perf_counter_ns
 
 
 SET_NS = 1_000_000_000
-"""Nanoseconds: the epoch clock was set if it moves by more between two readings, against the monotonic clock; a smaller
-move is drift."""
+"""Nanoseconds: a larger move of the epoch clock against the monotonic one between two readings means it was set."""
 
 DRIFT = 1e-3
 """Largest drift and slew of a clock, as a share of the time between two readings: twice the limit of NTP."""

@@ -78,8 +78,7 @@ class Built:
     """For a language model that continues from a cache: the tokens before the call."""
 
     tries: Callable[[Any], Iterator[Callable[[], dict[str, Any]]]] | None = None
-    """Yields functions that make keyword arguments for the module on its device, the most likely first; the first
-    arguments that the module accepts are used."""
+    """Yields makers of keyword arguments for the module on its device, likeliest first; the first accepted are used."""
 
     state: Callable[[], dict[str, Any]] | None = None
     """Returns further keyword arguments, new for each call: the cache of the tokens in `before`."""

@@ -90,8 +90,7 @@ class Budget(Fields):
 
     every: Number | None = None
     left_out: Mapping[str, Number | None] = field(default_factory=dict)
-    """Rungs that were too expensive, with the number of bare steps that pay for one step; None if a less deep rung was
-    already too expensive."""
+    """Rungs that were too expensive, with the bare steps that pay for one step; None if a less deep one was too."""
 
     overhead_percent: Number | None = None
     low_percent: Number | None = None

@@ -264,9 +264,8 @@ def serve(work: contextlib.AbstractContextManager[Callable[[Any], Any]], home: P
     """Answer messages until they end, then exit at once, whatever still hangs.
 
     Args:
-        work: context manager; yields the function that answers a message, by any value that `marshal` accepts but None.
-            If it raises, the first process gets the error, and the next message is read; an `XspError` on entering is a
-            refusal.
+        work: context manager; yields the function that answers messages by values that `marshal` accepts, but None. If
+            it raises, the first process gets the error, and may go on; an `XspError` on entering is a refusal.
         home: a folder whose path is shortened to its name in errors.
     """
     messages = _Messages(socket.socket(fileno=os.dup(0)))
