@@ -45,7 +45,7 @@ __all__ = [
     "span",
 ]
 
-# The table engine must not enter the measured process, nor what records one that reads: all load when first asked for.
+# Imported on first access: a measured process must not load the table engine, nor a reading process the recorder.
 _LAZY = {
     "Trace": "xsp.store.trace",
     "analyses": "xsp.analyses",

@@ -1,4 +1,4 @@
-"""`python -m xsp` is `xsp`."""
+"""Entry point of `python -m xsp`, which runs the command `xsp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that appear in one piece: what is written beside a path takes its place at once, or not at all."""
+"""Atomic writing of files: new content is written beside a path, then renamed into place, or discarded."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pathlib import Path
 
 
 def place(path: Path) -> Path:
-    """Return where to write what is to become `path`: beside it, hidden, and this thread's own.
+    """Return a hidden path beside `path` for its new content; each thread gets a path of its own.
 
     Raises:
-        OSError: it is a folder without a name of its own: `.`, `/`.
+        OSError: `path` is a folder without a name: `.`, `/`.
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    name = os.fsencode(path.name).decode("utf-8", "replace")  # the table engine opens no other names
+    name = os.fsencode(path.name).decode("utf-8", "replace")  # the table engine opens only UTF-8 names
     return path.with_name(f".{name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
 def put(beside: Path, path: Path, flush: bool = True) -> None:
-    """Put what was written beside a path into its place.
+    """Rename a file that was written beside a path into its place.
 
     Args:
-        beside: a file, or without `flush` a folder.
-        path: what was there is replaced.
-        flush: to the disk first, so that a crash of the machine leaves the one or the other.
+        beside: a file; without `flush`, possibly a folder.
+        path: the destination; an existing file is replaced.
+        flush: flush the file to disk first, so that a crash of the machine leaves either the old or the new content.
 
     Raises:
-        OSError: it cannot be; what was there before is still there.
+        OSError: the rename failed; an existing file is unchanged.
     """
     if flush:
         with open(beside, "rb+") as file:
@@ -41,7 +41,7 @@ def put(beside: Path, path: Path, flush: bool = True) -> None:
 
 @contextlib.contextmanager
 def written(path: Path, flush: bool = True) -> Iterator[Path]:
-    """Give a place to write to; what is there in the end becomes `path` (see `put`). After an error nothing is left."""
+    """Yield a path to write to, and rename the file to `path` on exit (see `put`). An error removes the file."""
     beside = place(path)
     try:
         yield beside

@@ -1,8 +1,8 @@
-"""What takes seconds to find out and stays the same, such as the graph of a named model: kept in the user's cache.
+"""A cache in the user's folder for results that take seconds and do not change, such as the graph of a named model.
 
-An entry is a file that is named by a hash of all that it depends on, and begins with that hash and one of its text. An
-entry that is damaged, or of something else, counts as none: what it held is found out anew, and replaces it. What
-depends on the state of a process that has imported PyTorch, which any program may change, is neither kept nor read.
+An entry is a file named by a hash of everything that it depends on, and begins with that hash and a hash of its text. A
+damaged or foreign entry counts as missing: the result is computed again and replaces it. Results that depend on the
+state of a process that has imported PyTorch, which any program may change, are neither stored nor read.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from typing import Any
 from xsp import atomic, processes
 
 VARIABLE = "XSP_CACHE"
-"""Names the folder of the entries; nothing is kept if it is set and empty."""
+"""Environment variable with the folder of the entries; nothing is cached if it is set and empty."""
 
 MOST_BYTES = 256 << 20
-"""Of all entries: those that were not used for longest are removed."""
+"""Limit for all entries together, in bytes; beyond it the least recently used entries are removed."""
 
 VARIABLES = re.compile(
     r"(AT|ATEN|CUDA|CUDNN|CUBLAS|DNNL|GOMP|HIP|KINETO|KMP|MKL|NVIDIA|OMP|ONEDNN|PYTORCH|TIMM|TORCH|TORCHVISION|"
     r"TRANSFORMERS|USE)_\w+|LD_PRELOAD|LD_LIBRARY_PATH"
 )
-"""Variables that change what those libraries do."""
+"""Environment variables that change the behaviour of PyTorch and its libraries."""
 
 DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
-"""In `/dev`: where there is one of them, only PyTorch can tell which devices there are."""
+"""Patterns in `/dev`: if a file matches, only PyTorch can tell which devices the machine has."""
 
 _INSTALLED = (".dist-info", ".egg-info", ".egg-link", ".pth")
 
 _before_torch: dict[str, Any] | None = None
-"""What `software` last found in this process."""
+"""The last result of `software` in this process, with the packages torch and xsp only."""
 
 
 def user_folder() -> Path:
-    """Return the folder for xsp in the user's cache; it need not be there."""
+    """Return xsp's folder in the user's cache; it may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "xsp"
 
 
 def default_folder() -> Path | None:
-    """Return where entries are kept; None where they are not."""
+    """Return the folder of the entries; None if nothing is cached."""
     named = os.environ.get(VARIABLE)
     if named is None:
-        with contextlib.suppress(RuntimeError):  # no home
+        with contextlib.suppress(RuntimeError):  # the user has no home directory
             return user_folder() / "cached"
         return None
     return Path(named).expanduser() if named else None
 
 
 def software(*packages: str) -> dict[str, Any] | None:
-    """Return what decides how these packages behave in a fresh process; no package is imported.
+    """Return everything that determines how these packages behave in a fresh process, without importing any.
 
     Args:
-        packages: of those beside PyTorch and xsp.
+        packages: names of packages besides PyTorch and xsp.
 
     Returns:
-        Versions of Python and of all installed distributions, the files of the packages, the processor, variables;
-        None where PyTorch is imported already or a package cannot be found.
+        Versions of Python and of all installed distributions, the files of the packages, the processor and the
+        environment variables; None if PyTorch is imported already or a package cannot be found.
     """
     if "torch" in sys.modules:
         return None
@@ -88,12 +88,12 @@ def software(*packages: str) -> dict[str, Any] | None:
 
 
 def software_before_torch() -> dict[str, Any] | None:
-    """Return what `software()` found, or would have, when this process had not imported PyTorch yet.
+    """Return what `software()` returned, or would have returned, before this process imported PyTorch.
 
-    For what no program changes once PyTorch is imported, as its version.
+    Use it for facts that no program changes after the import of PyTorch, such as its version.
 
     Returns:
-        As `software()`; None where `software` was not asked in time, or variables have changed since.
+        As `software()`; None if `software` was not called before the import, or variables have changed since.
     """
     if "torch" not in sys.modules:
         return software()
@@ -106,11 +106,11 @@ def has_devices() -> bool:
 
 
 def read(kind: str, of: Mapping[str, Any] | None) -> str | None:
-    """Return the text of an entry; None where there is none that is whole.
+    """Return the text of an entry; None if there is no intact entry.
 
     Args:
-        kind: of which there are entries: "graph".
-        of: all that the text depends on, as plain values; None has no entry.
+        kind: kind of the entry, such as "graph".
+        of: everything that the text depends on, as plain values; None has no entry.
     """
     place = _place(kind, of)
     if place is None:
@@ -126,7 +126,7 @@ def read(kind: str, of: Mapping[str, Any] | None) -> str | None:
 
 
 def keep(kind: str, of: Mapping[str, Any] | None, text: str) -> None:
-    """Keep a text of ASCII letters as `read` finds it; where the folder cannot be written, nothing happens."""
+    """Store an ASCII text for `read`; do nothing if the folder cannot be written."""
     place = _place(kind, of)
     if place is None:
         return
@@ -153,7 +153,7 @@ def _hash(text: str) -> str:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the entries that were not used for longest, until the others fit."""
+    """Remove the least recently used entries until the others fit into `MOST_BYTES`."""
     found = sorted(((each.stat(), each) for each in folder.glob("*-*.json")), key=lambda each: -each[0].st_mtime)
     total = 0
     for status, each in found:
@@ -174,7 +174,7 @@ def _origin(package: str) -> Path:
 
 
 def _installed() -> Iterator[str]:
-    """Yield the names of distributions, with their versions, and what else changes the path of modules."""
+    """Yield the distributions, with their versions, and other files that change the module search path."""
     for place in dict.fromkeys(sys.path):
         with contextlib.suppress(OSError):
             for name in os.listdir(place or "."):
@@ -183,7 +183,7 @@ def _installed() -> Iterator[str]:
 
 
 def _files(folder: Path, whole: bool) -> str:
-    """Return a hash of the source files of a package: names, sizes, times of change; of its version alone if large."""
+    """Return a hash of names, sizes and change times of a package's source files; if not `whole`, of its version."""
     paths = sorted(_sources(str(folder))) if whole else [str(folder / "version.py"), str(folder / "__init__.py")]
     told = []
     for path in paths:
@@ -202,7 +202,7 @@ def _sources(folder: str) -> Iterator[str]:
 
 
 def _processor() -> list[Any]:
-    """Return name and instructions of the processor, and how many cores this process may use."""
+    """Return the processor's name and instruction sets, and the number of cores that this process may use."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except OSError:

@@ -1,8 +1,8 @@
 """Language models as two steps: `prefill(n)` reads n tokens, `decode(n)` adds the n-th with a cache of those before it.
 
-The cache is whatever the model itself leaves behind after n - 1 tokens (keys and values, the last of a sliding window,
-states of a recurrent layer), the last of them by a decoding step as the one that follows; each step goes on from it as
-it was. So a step can be repeated, and nothing is assumed of what a cache consists of. Torch is that of the model.
+The model itself makes the cache from n - 1 tokens (keys and values, the last tokens of a sliding window, states of a
+recurrent layer); a decoding step like the measured one reads the last of them. Each step starts from the same cache. So
+a step can be repeated, and no structure of the cache is assumed. The model has already imported torch.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 from xsp.errors import ModelError
 
 CACHES = ("cache", "past_key_values", "cache_params", "state")
-"""Under these names models return their cache, and take it; from transformers 5.24 on, most under the first."""
+"""Names under which models return their cache and take it as an argument; since transformers 5.24 mostly the first."""
 
 OLDEST = 5, 5
-"""Version of transformers from which the caches of all models hold what a step needs: a sliding window its tokens."""
+"""First version of transformers in which every cache holds what a step needs, such as a sliding window's tokens."""
 
 MOST_SPARE = 8
-"""Rows that a table of positions may have beside those of its positions."""
+"""Most rows that a table of positions may have beyond `max_position_embeddings`."""
 
 
 def config_of(transformers: Any, name: str, config: Any) -> None:
-    """Refuse a configuration of which transformers makes no language model that reads from left to right.
+    """Raise if transformers has no causal language model for a configuration.
 
     Raises:
-        ModelError: so it is; the message says what to type instead.
+        ModelError: it has none; the message says what to type instead.
     """
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(_encodes(f"transformers:{name}"))
@@ -39,17 +39,17 @@ def config_of(transformers: Any, name: str, config: Any) -> None:
 
 
 def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: int | None) -> tuple[dict[str, Any], Any]:
-    """Return the keyword arguments of a step of a language model, and the tokens before it; None where there are none.
+    """Return the keyword arguments of a step of a language model, and the tokens before it; None if there are none.
 
     Args:
         spec: name of the model, for messages.
-        model: of transformers.
-        batch: sequences.
+        model: a model of transformers.
+        batch: number of sequences.
         prefill: tokens that the step reads.
-        decode: tokens after the step, of which it adds the last.
+        decode: tokens after the step, which adds the last of them.
 
     Raises:
-        ModelError: the model is none that generates text, or takes fewer tokens.
+        ModelError: the model does not generate text, or takes fewer tokens.
     """
     if (prefill is None) == (decode is None):
         raise ModelError("--prefill and --decode are two steps: give one of both")
@@ -61,7 +61,7 @@ def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: in
     ids = torch.randint(0, words, (batch, tokens))
     given = {"input_ids": ids if decode is None else ids[:, -1:].clone(), "use_cache": True}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        given["logits_to_keep"] = 1  # as `generate` asks for
+        given["logits_to_keep"] = 1  # as `generate` does
     return given, None if decode is None else ids[:, :-1].clone()
 
 
@@ -89,7 +89,7 @@ def _check(spec: str, model: Any, tokens: int, decodes: bool) -> None:
 
 
 def _version() -> str | None:
-    """Return the version of transformers that is imported."""
+    """Return the version of the imported transformers; None if it is not imported."""
     return getattr(sys.modules.get("transformers"), "__version__", None)
 
 
@@ -101,7 +101,7 @@ def _encodes(spec: str) -> str:
 
 
 def _most_tokens(model: Any) -> int | None:
-    """Return how many tokens a model with a table of positions takes; None where positions are computed."""
+    """Return how many tokens a model with a table of positions takes; None if positions are computed."""
     longest = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(longest, int) or longest <= 0:
         return None
@@ -114,11 +114,11 @@ def _most_tokens(model: Any) -> int | None:
 
 
 def state(spec: str, model: Any, before: Any) -> Callable[[], dict[str, Any]]:
-    """Read the tokens before a step, and return what gives the keyword argument with their cache, anew at each call.
+    """Read the tokens before a step, and return a function that returns a fresh keyword argument with their cache.
 
     Args:
         spec: name of the model, for messages.
-        model: on the device of the tokens.
+        model: the model, on the device of the tokens.
         before: the tokens.
 
     Raises:
@@ -141,7 +141,7 @@ def state(spec: str, model: Any, before: Any) -> Callable[[], dict[str, Any]]:
 
 
 def _left(model: Any, made: Any) -> tuple[str, Any]:
-    """Return the cache that a call left, and under which name the next call takes it; nothing where it left none."""
+    """Return the cache in a call's output, after its argument name in the next call; `("", None)` if there is none."""
     taken = inspect.signature(model.forward).parameters
     found = made.items() if isinstance(made, Mapping) else ()
     kept = ((name, each) for name, each in found if name in taken and (name in CACHES or _is_a_cache(each)))
@@ -173,7 +173,7 @@ def _is_a_cache(value: Any) -> bool:
 
 
 def _fresh(cache: Any) -> Any:
-    """Return a cache that a step can change, with the tensors of the one before it."""
+    """Return a copy of a cache that a step may change; it shares the tensors of the original."""
     if isinstance(cache, (list, tuple)):
         return type(cache)(map(_fresh, cache))
     if isinstance(cache, dict):

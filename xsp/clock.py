@@ -1,9 +1,9 @@
 """One clock for all spans: nanoseconds since the epoch.
 
-Durations are taken with `time.perf_counter_ns`, which no administrator and no NTP step moves. To place them
-on the epoch the two clocks are read together at the beginning of each step; of several readings the one with
-the narrowest bracket counts, and half that bracket is its error. A run that is recorded keeps the epoch of
-its beginning where somebody sets the clock meanwhile, see `Steady`.
+Durations are taken with `time.perf_counter_ns`, which neither an administrator nor an NTP step changes. To place
+them on the epoch, both clocks are read together at the beginning of each step; of several readings the one with
+the narrowest bracket is used, and half that bracket is its error. If the system clock is set during a recorded
+run, the run keeps the epoch of its beginning, see `Steady`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ monotonic_ns = time.perf_counter_ns
 
 
 SET_NS = 1_000_000_000
-"""A clock of the epoch that moves by more between two readings, against the monotonic one, was set; less is drift."""
+"""Nanoseconds: a larger move of the epoch clock against the monotonic one between two readings means it was set."""
 
 DRIFT = 1e-3
-"""As much may a clock drift, and be slewed, of the time between two readings: twice what NTP allows itself."""
+"""Largest drift and slew of a clock, as a share of the time between two readings: twice the limit of NTP."""
 
 
 class Anchor(NamedTuple):
-    """What to add to a monotonic time to place it on the epoch, and how wrong that can be."""
+    """The offset that places a monotonic time on the epoch, and its error."""
 
     offset_ns: int
     error_ns: int
     set_ns: int = 0
-    """By how much the clock of the epoch was set since the run began; the offset is as if it had not been."""
+    """Nanoseconds by which the epoch clock was set since the run began; the offset does not contain them."""
 
 
 def anchor(readings: int = 5) -> Anchor:
@@ -51,9 +51,9 @@ def anchor(readings: int = 5) -> Anchor:
 
 
 class Steady:
-    """The epoch as a run's beginning knew it: a clock that is set meanwhile, by hand or by NTP, moves no time.
+    """The epoch clock as at the beginning of a run: setting the system clock, by hand or by NTP, changes no time.
 
-    So the steps of a run stay in their order, and between two of them is the time that passed.
+    So the steps of a run stay in order, and the distance between two steps is the time that passed.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Steady:
         self._offset_ns, self._read_ns = anchor().offset_ns, monotonic_ns()
 
     def anchor(self) -> Anchor:
-        """Return the offset as `anchor` of this module does, without what the clock was set by."""
+        """Return the offset as the module's `anchor` does, without the amounts by which the clock was set."""
         found, now_ns = anchor(), monotonic_ns()
         moved_ns = found.offset_ns - self._offset_ns
         if abs(moved_ns) > SET_NS + DRIFT * (now_ns - self._read_ns):
@@ -71,10 +71,10 @@ class Steady:
         return Anchor(found.offset_ns - self.set_ns, found.error_ns, self.set_ns)
 
     def now_ns(self) -> int:
-        """Return the time since the epoch."""
+        """Return the time since the epoch, in nanoseconds."""
         return monotonic_ns() + self.anchor().offset_ns
 
 
 def on_epoch(span: Span, anchor: Anchor) -> Span:
-    """Return a span whose times are monotonic with its times on the epoch."""
+    """Return a span with its monotonic times converted to times on the epoch."""
     return span._replace(start_ns=span.start_ns + anchor.offset_ns)

@@ -1,4 +1,4 @@
-"""What can be collected on this machine, what not, and why."""
+"""Checks of what can be collected on this machine, with the reasons for what cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HINTS = {"torch": "pip install 'xsp[torch]'"}
 
 
 class Finding(NamedTuple):
-    """One collector, one source of samples, or that of counters."""
+    """A collector, a source of samples, or the source of hardware counters."""
 
     name: str
     levels: str
@@ -29,13 +29,13 @@ class Finding(NamedTuple):
     """Why it cannot work here, and what to do; None if it can."""
 
     on_request: bool = False
-    """Whether it is on only where it is asked for by name."""
+    """Whether it is on only when it is requested by name."""
 
 
 def machine() -> Iterator[tuple[str, str]]:
-    """Yield what kind of machine this is, as pairs of a word and a value."""
+    """Yield the properties of this machine as pairs of a name and a value."""
     try:
-        importlib.import_module("torch")  # to ask it for its devices
+        importlib.import_module("torch")  # so that `describe` finds its devices
     except ImportError:
         pass
     found = device.describe()
@@ -46,7 +46,7 @@ def machine() -> Iterator[tuple[str, str]]:
 
 
 def collectors() -> Iterator[Finding]:
-    """Yield every collector that is installed, with the reason why it cannot work here, if so."""
+    """Yield every installed collector, with the reason if it cannot work here."""
     for name in plugins.names("xsp.collectors"):
         try:
             collector, reason = plugins.collector(name)
@@ -59,7 +59,7 @@ def collectors() -> Iterator[Finding]:
 
 
 def counters() -> Finding:
-    """Return whether Nsight Compute is here; whether it may read counters shows when it does."""
+    """Return whether Nsight Compute is installed; whether it may read counters shows only when it runs."""
     try:
         ncu.find()
     except CounterError as error:
@@ -68,15 +68,15 @@ def counters() -> Finding:
 
 
 def device_work() -> Iterator[tuple[str, str]]:
-    """Yield what is to be known of each source of device work, and how its trial with one kernel went.
+    """Yield the details of each source of device work, and the result of its trial with one kernel.
 
-    Nothing where torch has no CUDA device. One is used for it: ask in a process that does nothing else.
+    Nothing if torch has no CUDA device. The trial uses a device: call this in a process that does nothing else.
     """
     for name in plugins.names("xsp.collectors"):
         try:
             collector, reason = plugins.collector(name)
         except PluginError:
-            continue  # said among the collectors
+            continue  # `collectors` reports it
         if not isinstance(collector, DeviceCollector):
             continue
         if not _a_device_is_in_use():
@@ -90,7 +90,7 @@ def device_work() -> Iterator[tuple[str, str]]:
 
 
 def _a_device_is_in_use() -> bool:
-    """Return whether torch has a CUDA device, which is in use from then on."""
+    """Return whether torch has a CUDA device; if so, it is initialised and in use from then on."""
     try:
         torch: Any = importlib.import_module("torch")
     except ImportError:
@@ -101,14 +101,14 @@ def _a_device_is_in_use() -> bool:
 
 
 def samples() -> Iterator[Finding]:
-    """Yield every source of samples, with the reason why it cannot be read here, if so."""
+    """Yield every source of samples, with the reason if it cannot be read here."""
     for source in sampler.of(os.getpid()):
         yield Finding(source.name, "samples", source.open())
         source.close()
 
 
 def other_plugins() -> Iterator[str]:
-    """Yield a sentence for each importer, exporter, analysis or command that cannot be used."""
+    """Yield a sentence for each importer, exporter, analysis, question, command or remark that cannot be used."""
     checked = {contract.GROUP: contract.importer, plugins.COMMANDS: plugins.command}
     for group in (contract.GROUP, "xsp.exporters", "xsp.analyses", "xsp.questions", plugins.COMMANDS, plugins.REMARKS):
         for name in plugins.names(group):
@@ -122,17 +122,17 @@ def other_plugins() -> Iterator[str]:
 
 
 def measure(runs: Sequence[str]) -> Iterator[str]:
-    """Measure what this machine can do at most, and keep it: for this machine, and in the `run.json` of its runs.
+    """Measure the ceilings of this machine, and store them: for this machine, and in the `run.json` of its runs.
 
     Args:
-        runs: run directories; of a distributed job or a sweep, name its parts.
+        runs: run directories; for a distributed job or a sweep, those of its parts.
 
     Yields:
         A sentence for each device, and for each run.
 
     Raises:
-        UsageError: torch is not installed, or a run is of another machine.
-        TraceError: a directory is no run.
+        UsageError: torch is not installed, or a run was recorded on another machine.
+        TraceError: a directory is not a run.
         OutputError: its `run.json` cannot be written.
     """
     places = [Path(run) for run in runs]

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""The errors of xsp, as one tree.
 
 ```
 XspError
@@ -6,23 +6,23 @@ XspError
 │   ├── LevelError        levels unknown, doubled or in the wrong order
 │   └── ModelError        a model that does not exist or cannot be built
 ├── RunError              a run directory that cannot be written or read
-│   ├── OutputError       it cannot be written: it exists, or is none of xsp's
-│   │   └── UnwritableError   it could be, but the disk or another process does not let xsp now
+│   ├── OutputError       it cannot be written: it exists, or is not a run of xsp
+│   │   └── UnwritableError   the disk or another process prevents writing at the moment
 │   └── TraceError        it cannot be read: empty, truncated, foreign, of a newer version
-├── DeliveryError         spans that a receiver does not take
-├── CounterError          hardware counters that cannot be had, with the reason
-├── AnalysisError         an analysis that this trace cannot carry, with the reason
+├── DeliveryError         spans that a receiver does not accept
+├── CounterError          hardware counters that cannot be read, with the reason
+├── AnalysisError         an analysis that this trace lacks the data for, with the reason
 ├── GraphError            a graph that cannot be captured, read or written, with the reason
-├── ManifestError         a manifest that cannot be read or carried out, with the place and the reason
+├── ManifestError         a manifest that cannot be read or executed, with the place and the reason
 ├── BenchError            timings that cannot be taken, read or written, with the reason
 ├── ShareError            weights that cannot be shared, or a store that does not answer, with the reason
 ├── ProgramError          a program that xsp started failed
 └── PluginError           a plugin that is missing or broken
 ```
 
-Only the command line turns these into exit codes. A message names what is wrong, where, and what to do
-next. Nothing below `XspError` ever reaches the program that is being measured once its first step began:
-from there on xsp counts what it lost and says so at the end.
+Only the command line turns these into exit codes. A message says what is wrong, where, and what to do
+next. No `XspError` reaches the measured program after its first step began: from then on xsp counts what
+it lost and reports it at the end.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return how a message about an unknown name goes on: with the known ones that are like it, or with nothing."""
-    from difflib import get_close_matches  # not in the measured program, where all names are right
+    """Return the end of a message about an unknown name: a suggestion of similar known names, or an empty text."""
+    from difflib import get_close_matches  # not loaded in the measured program, where all names are valid
 
     small = {each.lower(): each for each in known}
     close = [small[each] for each in get_close_matches(name.lower(), small, n=3, cutoff=0.5)]
@@ -43,7 +43,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class XspError(Exception):
-    """Root of everything that xsp raises on purpose."""
+    """Base of all errors that xsp raises on purpose."""
 
 
 class UsageError(XspError):
@@ -67,7 +67,7 @@ class OutputError(RunError):
 
 
 class UnwritableError(OutputError):
-    """The disk refuses, or another process is writing there: a program that is being measured goes on without xsp."""
+    """A write that the disk or another process prevents; a measured program continues without xsp."""
 
 
 class TraceError(RunError):
@@ -75,15 +75,15 @@ class TraceError(RunError):
 
 
 class DeliveryError(XspError):
-    """Spans that a receiver does not take; they are still in the run directory."""
+    """Spans that a receiver does not accept; they are still in the run directory."""
 
 
 class CounterError(XspError):
-    """Hardware counters that cannot be had; the message is the reason, and names no path."""
+    """Hardware counters that cannot be read; the message is the reason, and contains no path."""
 
 
 class AnalysisError(XspError):
-    """An analysis that this trace cannot carry; the message is the reason."""
+    """An analysis that this trace lacks the data for; the message is the reason."""
 
 
 class GraphError(XspError):
@@ -91,7 +91,7 @@ class GraphError(XspError):
 
 
 class ManifestError(XspError):
-    """A manifest that cannot be read, or not be carried out here; the message has its place and the reason."""
+    """A manifest that cannot be read or executed here; the message has the place and the reason."""
 
 
 class BenchError(XspError):

@@ -1,7 +1,7 @@
-"""JSON objects whose fields have types: what anybody may have written, taken in so far as it fits.
+"""JSON objects with typed fields. Any program may have written them, so they are read as far as they fit.
 
-A field that is not of its type has its default, and is named in `misfits`; a field that nobody knows is kept. Text has
-no control character, for it is shown in terminals.
+A field that is not of its type has its default, and is named in `misfits`; an unknown field is kept. Control characters
+in texts are replaced, because texts are shown in terminals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Names = tuple[str, ...]
 
 
 class Misfit(ValueError):
-    """A value is not of the type that its field has."""
+    """A value that is not of the type of its field."""
 
 
 T = TypeVar("T", bound="Fields")
@@ -32,23 +32,23 @@ T = TypeVar("T", bound="Fields")
 
 @dataclass(frozen=True, eq=False)
 class Fields(Mapping[str, Any]):
-    """A JSON object whose known fields are attributes, of their types, and which is a mapping of all that it holds.
+    """A JSON object whose known fields are typed attributes; it is also a mapping of all its fields.
 
-    A field that is null, or not there, has its default. One without a default must be there.
+    A field that is null or missing has its default. A field without a default is required.
     """
 
     content: Mapping[str, Any] = field(repr=False)
-    """As it stands in the file, with fields of other versions and tools, and with those that do not fit."""
+    """The object as in the file, including fields of other versions and tools, and fields that do not fit."""
 
     misfits: Names = field(repr=False)
-    """Fields that are not of their type, which have their default as attributes, and are no keys."""
+    """Names of the fields that are not of their type: their attributes have the default, and they are not keys."""
 
     @classmethod
     def of(cls: type[T], content: Mapping[str, Any]) -> T:
-        """Return what a JSON object says.
+        """Return the typed form of a JSON object.
 
         Raises:
-            Misfit: a field that has no default is missing or not of its type.
+            Misfit: a required field is missing or not of its type; or, unless the class is lenient, any field is not.
         """
         if isinstance(content, cls):
             return content
@@ -68,11 +68,11 @@ class Fields(Mapping[str, Any]):
         return cls(content=held, misfits=tuple(wrong), **values)
 
     _LENIENT = False
-    """Whether a field that does not fit is left out, instead of the whole object."""
+    """Whether a field that does not fit is left out, instead of rejecting the whole object."""
 
     @property
     def unknown(self) -> Names:
-        """Fields that this version does not know: of another one, or of another tool."""
+        """Names of the fields that this version does not know: from another version or another tool."""
         return tuple(name for name in self.content if name not in _known(type(self)))
 
     def __getitem__(self, name: str) -> Any:
@@ -87,18 +87,18 @@ class Fields(Mapping[str, Any]):
         return len(self.content) - len(self.misfits)
 
     def __or__(self: T, changes: Mapping[str, Any]) -> T:
-        """Return the same with other values of some fields, as `run.json` has them."""
+        """Return a copy with other values of some fields, in the form of `run.json`."""
         return type(self).of({**self.content, **changes})
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is an integer that a column holds, and not negative."""
+    """Return whether a value is a non-negative integer that fits into a column."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < INT64
 
 
 @cache
 def _known(kind: type[Fields]) -> dict[str, tuple[Any, bool]]:
-    """Return, by the name in the file, the type of each known field and whether it must be there."""
+    """Return the type of each known field and whether it is required, by its name in the file."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         each.name: (hints[each.name], each.default is MISSING and each.default_factory is MISSING)
@@ -108,10 +108,10 @@ def _known(kind: type[Fields]) -> dict[str, tuple[Any, bool]]:
 
 
 def _taken(hint: Any, value: Any) -> Any:
-    """Return a JSON value as an attribute of a type.
+    """Return a JSON value converted to the type of an attribute.
 
     Raises:
-        Misfit: it is none of that type.
+        Misfit: it is not of that type.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -142,7 +142,7 @@ def _of_several(hints: Iterable[Any], value: Any) -> Any:
 
 
 def _is_single(hint: Any, value: Any) -> bool:
-    """Return whether a value is the text, flag, count or number that a type asks for."""
+    """Return whether a value is of a scalar type: text, flag, count, number or id."""
     if hint == Count:
         return is_count(value)
     if hint == Number:
@@ -153,7 +153,7 @@ def _is_single(hint: Any, value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return JSON with all of its texts as a terminal may show them."""
+    """Return a JSON value with all its texts made safe for a terminal."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, Fields):

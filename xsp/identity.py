@@ -1,8 +1,8 @@
-"""Who this process is: in its job, and in the distributed trace that it was started in.
+"""The identity of this process in its job, and in the distributed trace that it was started in.
 
-A distributed program's launcher says the ranks in the environment (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`), and whoever
-starts a program inside a trace says so in `TRACEPARENT`, in the W3C's format. The host is a pseudonym: the same for all
-processes of a host, another one on another host, and no name that somebody gave it.
+The launcher of a distributed program sets the ranks in the environment (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`), and a
+process that starts a program inside a trace sets `TRACEPARENT`, in the W3C's format. The host is a pseudonym: the same
+for all processes of a host, different on another host, and not its real name.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})(
 
 
 class Caller(NamedTuple):
-    """The span in which this process, or this step, was begun."""
+    """The span in which this process, or this step, was started."""
 
     trace_id: str
     span_id: str
 
 
 class Identity(NamedTuple):
-    """A run's place in its job and in its trace. The fields stand in `run.json`."""
+    """A run's place in its job and in its trace. `run.json` has the fields."""
 
     id: str
     trace_id: str
@@ -36,7 +36,7 @@ class Identity(NamedTuple):
     """From `TRACEPARENT`."""
 
     shared: bool
-    """Whether the trace is that of a caller, or of several ranks: then the steps are in it too."""
+    """Whether the trace belongs to a caller or to several ranks; then the steps are in it too."""
 
     rank: int
     local_rank: int
@@ -46,13 +46,13 @@ class Identity(NamedTuple):
 
     @property
     def otel(self) -> dict[str, str | None]:
-        """The run's own span, as `run.json` says it."""
+        """The run's own span, in the form of `run.json`."""
         parent = self.caller.span_id if self.caller else None
         return {"trace_id": self.trace_id, "span_id": self.span_id, "parent_id": parent}
 
 
 def of_this_process(environment: Mapping[str, str] = os.environ) -> Identity:
-    """Return a new run's identity in this process."""
+    """Return the identity of a new run in this process."""
     caller = caller_in(environment)
     shared = caller.trace_id if caller else _trace_of_ranks(environment)
     return Identity(
@@ -76,7 +76,7 @@ def caller_in(environment: Mapping[str, str]) -> Caller | None:
 
 
 def caller_here() -> Caller | None:
-    """Return the OpenTelemetry span that the program is in; None if it is in none, or has not loaded OpenTelemetry."""
+    """Return the program's current OpenTelemetry span; None if there is none, or OpenTelemetry is not loaded."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
@@ -86,7 +86,7 @@ def caller_here() -> Caller | None:
 
 
 def traceparent(trace_id: str, span_id: str) -> str:
-    """Return what `TRACEPARENT` says to a process that is started inside a span."""
+    """Return the value of `TRACEPARENT` for a process that is started inside a span."""
     return f"00-{trace_id}-{span_id}-01"
 
 
@@ -96,14 +96,14 @@ def host() -> str:
         name = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         name = ""
-    # containers of one image share the machine id, and have node names of their own
+    # containers of one image share the machine id, but have different node names
     return f"host-{hashlib.blake2b(os.fsencode(f'{name}/{platform.node()}'), digest_size=6).hexdigest()}"
 
 
 def _trace_of_ranks(environment: Mapping[str, str]) -> str | None:
-    """Return the trace of ranks that one launcher started on one host, which all of them can tell: it is theirs alone.
+    """Return a trace id for ranks that one launcher started on one host: all of them compute it, and no other job does.
 
-    None for a process that is alone, and for ranks on several hosts: nothing that they share is new in each run.
+    None for a single process, and for ranks on several hosts, which share nothing that is new in each run.
     """
     ranks = _number(environment, "WORLD_SIZE", 1)
     if ranks < 2 or ranks != _number(environment, "LOCAL_WORLD_SIZE", 0):

@@ -1,4 +1,4 @@
-"""Which levels are on together: XSP's letters, rungs, how they are written and how they are shown.
+"""The levels that are on together: XSP's letters, rungs, how users write them and how xsp shows them.
 
 A **rung** is a set of levels that are on together, named by the deepest of them.
 """
@@ -13,7 +13,7 @@ LETTERS: dict[str, tuple[Level, ...]] = {
     "L": (Level.LAYER, Level.OP),
     "G": (Level.KERNEL,),
 }
-"""XSP's letters and the rungs that each adds; KERNEL brings LIBRARY and RUNTIME along."""
+"""XSP's letters and the rungs that each adds; KERNEL includes LIBRARY and RUNTIME."""
 
 RUNG_NAMES = {
     Level.APPLICATION: "bare", Level.MODEL: "M", Level.LAYER: "M/L", Level.OP: "M/L/op", Level.KERNEL: "M/L/G",
@@ -24,14 +24,14 @@ DEPTHS = {
     Level.APPLICATION: "nothing", Level.MODEL: "steps and calls", Level.LAYER: "layers", Level.OP: "operators",
     Level.LIBRARY: "calls of libraries", Level.RUNTIME: "runtime calls", Level.KERNEL: "kernels",
 }  # fmt: skip
-"""What a rung records that the one before it does not, in words: what people are shown."""
+"""What a rung records in addition to the rung before it, in words for the user."""
 
 
 def depth(rung: int | str) -> str:
-    """Return in words how deep a rung records; that of a third party by its number.
+    """Return in words how deep a rung records; for a third party's rung, return its number.
 
     Args:
-        rung: its deepest level, or its name as `rung_name` makes it.
+        rung: its deepest level, or its name as `rung_name` returns it.
     """
     if isinstance(rung, str):
         return next((words for level, words in DEPTHS.items() if rung_name(level) == rung), rung)
@@ -39,14 +39,14 @@ def depth(rung: int | str) -> str:
 
 
 def recording(rung: int | str) -> str:
-    """Return what findings on the steps of a rung are called: `recording layers`; see `depth`."""
+    """Return the name of findings on the steps of a rung: `recording layers`; see `depth`."""
     return f"recording {depth(rung)}"
 
 
 def rung_name(rung: int) -> str:
-    """Return how a rung is shown, as `parse_levels` reads it: `M`, `M/L`, `M/L/op`, `M/L/op/library`, `M/L/G`.
+    """Return the name of a rung, which `parse_levels` reads: `M`, `M/L`, `M/L/op`, `M/L/op/library`, `M/L/G`.
 
-    A level of a third party is shown by its number.
+    The name of a third party's level is its number.
     """
     try:
         level = Level(rung)
@@ -60,14 +60,14 @@ def parse_levels(text: str) -> tuple[Level, ...]:
     """Read levels as a user writes them and return the rungs, outermost first.
 
     Args:
-        text: XSP's letters (`M/L/G`) or names of levels (`model/layer/op`), separated by `/`, or a rung as it is
-            shown, `M/L/op`.
+        text: XSP's letters (`M/L/G`) or names of levels (`model/layer/op`), separated by `/`, or the name of a rung,
+            `M/L/op`.
 
     Returns:
         The deepest level of each rung. The first is always `Level.MODEL`.
 
     Raises:
-        LevelError: an unknown level, one named twice, a wrong order, or no MODEL at the front; or no text.
+        LevelError: an unknown level, a repeated level, a wrong order, no MODEL at the front, or not a text.
     """
     if not isinstance(text, str):
         raise LevelError(f"levels {text!r}: write them as one text, levels={_as_text(text)!r}")
@@ -77,7 +77,7 @@ def parse_levels(text: str) -> tuple[Level, ...]:
         added = _levels_of(part, text)
         before, above = part.upper(), before
         if above == "L" and added == (Level.OP,):
-            continue  # L has brought it
+            continue  # L includes it
         if rungs and added[0] <= rungs[-1]:
             raise LevelError(f"levels {text!r}: {part!r} does not come below what stands before it; {_HOWTO}")
         rungs.extend(added)
@@ -87,7 +87,7 @@ def parse_levels(text: str) -> tuple[Level, ...]:
 
 
 def _as_text(levels: object) -> str:
-    """Return how levels that came as a list are written, or all of them where the list holds what is none."""
+    """Return the text for levels that were given as a list; `M/L/G` if the list is not valid."""
     each = levels if isinstance(levels, (list, tuple)) else ()
     text = "/".join(level.name.lower() if isinstance(level, Level) else str(level) for level in each)
     try:

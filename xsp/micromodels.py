@@ -1,15 +1,15 @@
-"""Small models in families, of which each varies one of SPOC's measures and holds the other three.
+"""Small models in families; each family varies one of SPOC's measures and keeps the other three constant.
 
 | family | varies | by |
 |---|---|---|
-| `input` | elements of the input | its height and width, which a pooling takes to one size |
-| `parameters` | parameters | rows of an embedding, of which as many are read |
-| `operations` | FLOPs | height and width behind the pooling |
+| `input` | elements of the input | its height and width, which a pooling layer reduces to one size |
+| `parameters` | parameters | rows of an embedding, of which a constant number is read |
+| `operations` | FLOPs | height and width after the pooling |
 | `path` | longest path | the same 24 convolutions as 24 branches of one, …, one branch of 24 |
-| `depth` | longest path | deeper and narrower: layers times channels² is the same |
+| `depth` | longest path | deeper and narrower: layers times channels² is constant |
 
-How latency goes with a measure in its family is caused by the measure, and not only correlated with it. `path` has the
-same calls in all its models, so it tells what dependence alone costs; `depth` has more calls the longer the path is.
+Within a family, the measure causes the change in latency, and is not only correlated with it. All models of `path` have
+the same calls, so it shows the cost of dependence alone; in `depth`, a longer path has more calls.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ VARIES: Mapping[str, str] = {
 """Family → the measure of `xsp.graph.measures` that it varies."""
 
 _CHANNELS, _WIDTH, _READ = 16, 64, 64
-"""Of the input; of a row of the embedding; rows of it that are read."""
+"""Channels of the input; elements of a row of the embedding; rows that are read."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one of the models is like."""
+    """The parameters of a model."""
 
     side: int = 64
     """Height and width of the input."""
 
     size: int = 32
-    """Height and width behind the pooling."""
+    """Height and width after the pooling."""
 
     channels: int = 32
     branches: int = 1
@@ -49,10 +49,10 @@ class Plan:
     """Convolutions of a branch."""
 
     rows: int = 64
-    """Of the embedding."""
+    """Rows of the embedding."""
 
     sums_all: bool = False
-    """Whether the result sums what all convolutions return, and not the last one of each branch."""
+    """Whether the result sums the outputs of all convolutions, instead of only the last one of each branch."""
 
 
 _PATH = Plan(size=16, sums_all=True)
@@ -70,15 +70,15 @@ _FAMILIES: Mapping[str, tuple[Plan, ...]] = {
 
 
 def names() -> list[str]:
-    """Return the names of all models, `path-3`; within a family the measure grows with the number."""
+    """Return the names of all models, such as `path-3`; within a family the measure grows with the number."""
     return [f"{family}-{number}" for family, plans in _FAMILIES.items() for number in range(1, len(plans) + 1)]
 
 
 def plan(name: str) -> Plan:
-    """Return what a model is like.
+    """Return the parameters of a model.
 
     Raises:
-        ModelError: there is none of this name.
+        ModelError: there is no model of this name.
     """
     if name not in names():
         raise ModelError(f"there is no micro-model {name!r}{nearest(name, names())}")
@@ -87,10 +87,10 @@ def plan(name: str) -> Plan:
 
 
 def build(name: str, batch: int) -> tuple[Any, Any]:
-    """Return a module and its input; weights and input are drawn by torch's generator, which its caller has seeded.
+    """Return a module and its input; weights and input are drawn from torch's generator, which the caller has seeded.
 
     Raises:
-        ModelError: there is none of this name.
+        ModelError: there is no model of this name.
     """
     import torch
 
@@ -123,7 +123,7 @@ def build(name: str, batch: int) -> tuple[Any, Any]:
 
 
 def _convolution(torch: Any, channels: int) -> Any:
-    """Return a layer that keeps the scale of its input, so that no deep model computes with denormal numbers."""
+    """Return a layer that keeps the scale of its input, so that deep models do not compute with denormal numbers."""
     layer = torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False)
     torch.nn.init.normal_(layer.weight, std=(9 * channels) ** -0.5)
     return layer

@@ -1,9 +1,9 @@
-"""What models of transformers take: the arguments of a call, from the signature of `forward` and the configuration.
+"""Inputs for models of transformers: the arguments of a call, from the signature of `forward` and the configuration.
 
-There is no list of types. An argument is known by its name (tokens, pixels, features of sound, a series), its sizes by
-the names that configurations use. Where a name has several usual shapes, the first one that the model takes is its
-input: see `xsp.models.placed`. Where tokens stand for an image or for sound, as many of them are put in as the model
-makes of it.
+There is no list of model types. The name of an argument determines its kind (tokens, pixels, sound features, a time
+series), and names in the configuration determine its sizes. If a name has several usual shapes, the first one that the
+model accepts is its input: see `xsp.models.placed`. If tokens stand for an image or for sound, the input has as many of
+them as the model makes features.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from xsp.errors import ModelError
 Arguments = dict[str, Any]
 
 IMAGE_SIZES = (224, 384, 512, 640, 1024, 1536)
-"""Height and width that are tried where the configuration's own does not serve."""
+"""Heights and widths to try if the one in the configuration does not work."""
 
 SAMPLES = 16_000
-"""Of a second of sound."""
+"""Samples in a second of sound."""
 
 FRAMES = 8
 TEXT_BESIDE = 16
-"""Tokens beside those that stand for an image."""
+"""Text tokens in addition to those that stand for an image."""
 
 MOST_TRIED = 40
-"""Calls until a model is said not to take anything."""
+"""Calls to try before xsp reports that no input can be made for a model."""
 
 _PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "backbone_config", "encoder_config",
           "image_encoder", "audio_encoder", "semantic_model_config")  # fmt: skip
@@ -45,14 +45,14 @@ _STAND_FOR = {
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
     "input_values": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""Arguments whose features take the place of tokens: the method that makes them, and the token's number."""
+"""Arguments whose features replace tokens: the method that makes the features, and names of the token's number."""
 
 
 class Sizes:
-    """Sizes by the names that configurations use, also of the parts of one."""
+    """The sizes in a configuration and in its parts, by the names that configurations use."""
 
     def __init__(self, config: Any) -> None:
-        """Look at a configuration, then at those within it."""
+        """Collect a configuration and the configurations inside it."""
         self.configs = [config]
         for each in self.configs:
             inner = [_of(each, part) for part in _PARTS]
@@ -60,14 +60,14 @@ class Sizes:
         self.top = config
 
     def all(self, *names: str) -> Iterator[Any]:
-        """Yield what stands under these names."""
+        """Yield the values under these names."""
         for name, config in itertools.product(names, self.configs):
             value = _of(config, name)
             if isinstance(value, (int, list, tuple)) and not isinstance(value, bool) and value:
                 yield value
 
     def number(self, default: int, *names: str) -> int:
-        """Return the first number under these names."""
+        """Return the first positive number under these names; `default` if there is none."""
         return next((each for each in self.all(*names) if isinstance(each, int) and each > 0), default)
 
     def images(self) -> list[tuple[int, int]]:
@@ -77,7 +77,7 @@ class Sizes:
 
 
 def _of(config: Any, name: str, default: Any = None) -> Any:
-    """Return what a configuration says; one whose layers differ may refuse to answer."""
+    """Return a value of a configuration; the default if reading it raises, as it may if the layers differ."""
     try:
         return getattr(config, name, default)
     except Exception:
@@ -85,7 +85,7 @@ def _of(config: Any, name: str, default: Any = None) -> Any:
 
 
 def complete(config: Any) -> Any:
-    """Return a configuration whose size of a head, where it is left open, is that which the heads share."""
+    """Set the head size in a configuration, if it is open, to hidden size / heads; return the configuration."""
     for each in Sizes(config).configs:
         hidden, heads = (_of(each, name) for name in ("hidden_size", "num_attention_heads"))
         if _of(each, "head_dim", 0) is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
@@ -101,7 +101,7 @@ def _pair(value: Any) -> tuple[int, int] | None:
 
 
 def wanted(model: Any) -> tuple[list[str], list[str]]:
-    """Return the arguments that a model must be given, and those of other kinds of input that it may be given."""
+    """Return the arguments that a model requires, and the arguments for other kinds of input that it accepts."""
     parameters = inspect.signature(type(model).forward).parameters
     named = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     needed = [name for name in named if name != "self" and parameters[name].default is inspect.Parameter.empty]
@@ -114,19 +114,19 @@ def wanted(model: Any) -> tuple[list[str], list[str]]:
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in named:
         needed.append("decoder_input_ids")
     others = [name for name in (*_MODALITIES, "bbox", _GRID) if name in named and name not in needed]
-    if {"pixel_values", "pixel_values_videos"} <= {*needed, *others}:  # an image or a film
+    if {"pixel_values", "pixel_values_videos"} <= {*needed, *others}:  # an image or a video, not both
         others = [name for name in others if name != "pixel_values_videos"]
     return needed, others
 
 
 def tries(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[Callable[[], Arguments]]:
-    """Yield functions that make arguments of a call, the likeliest first; one may raise like the model itself.
+    """Yield functions that make the arguments of a call, the most likely first; they may raise like the model itself.
 
     Args:
-        model: any of transformers', on the device where it will be called.
-        batch: samples.
+        model: a model of transformers, on the device where it will be called.
+        batch: number of samples.
         sequence: tokens of a sample.
-        cut: fewer of them where the model has fewer positions.
+        cut: whether to use fewer tokens if the model has fewer positions.
     """
     needed, others = wanted(model)
     sizes = Sizes(model.config)
@@ -138,14 +138,14 @@ def tries(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[C
 
 
 def likely(model: Any, batch: int, sequence: int, cut: bool = True) -> Arguments:
-    """Return what a model must be given, in its likeliest shapes and untried; nothing if one of them is not known."""
+    """Return the required arguments in their most likely shapes, untested; empty if one of them is unknown."""
     make = _Makers(model, Sizes(model.config), batch, sequence, cut)
     shapes = {name: make.shapes(name) for name in wanted(model)[0]}
     return make.arguments({name: each[0] for name, each in shapes.items()}) if all(shapes.values()) else {}
 
 
 def _calls(make: _Makers, sets: Sequence[Sequence[str]]) -> Iterator[Callable[[], Arguments]]:
-    """Yield the calls of each set of arguments, with tokens that stand for images first."""
+    """Yield the calls for each set of arguments; calls with tokens that stand for images come first."""
     seen = set()
     for names in sets:
         if tuple(names) in seen or any(not make.shapes(name) for name in names):
@@ -162,7 +162,7 @@ def _calls(make: _Makers, sets: Sequence[Sequence[str]]) -> Iterator[Callable[[]
 
 
 def of_shape(name: str, model: Any, batch: int, shape: tuple[int, ...]) -> tuple[Arguments, str]:
-    """Return the input of the shape that was asked for, and what to type where a model does not take it.
+    """Return the input in the requested shape, and what to type if the model does not accept it.
 
     Raises:
         ModelError: the model takes tokens.
@@ -180,7 +180,7 @@ def of_shape(name: str, model: Any, batch: int, shape: tuple[int, ...]) -> tuple
 
 
 class _Makers:
-    """Makes arguments of a model."""
+    """Functions that make the arguments of a model."""
 
     def __init__(self, model: Any, sizes: Sizes, batch: int, sequence: int, cut: bool) -> None:
         self.model, self.sizes, self.batch = model, sizes, batch
@@ -190,7 +190,7 @@ class _Makers:
         self.words = sizes.number(100, "vocab_size", "text_vocab_size")
 
     def shapes(self, name: str) -> list[Any]:
-        """Return shapes that an argument of this name may have; none if the name is not known."""
+        """Return the possible shapes of an argument of this name; empty if the name is unknown."""
         if name.endswith(_TOKENS):
             return [(self.batch, self.sequence)]
         if name in _PIXELS or (name == "hidden_states" and self._is_of_patches()):
@@ -222,7 +222,7 @@ class _Makers:
         return 1, 8 * merged, 8 * merged
 
     def _is_of_patches(self) -> bool:
-        """Return whether images are given as their patches, with the number of them beside."""
+        """Return whether the model takes images as patches, with their numbers in another argument."""
         return any(name.endswith("grid_thw") for name in self.takes)
 
     def _pixels(self) -> list[Any]:
@@ -267,7 +267,7 @@ class _Makers:
         return {name: self._one(name, shape) for name, shape in shapes.items()}
 
     def without_cache(self, shapes: dict[str, Any]) -> Arguments:
-        """Return arguments of a call that keeps no cache: that of some types is for layers that others have."""
+        """Return arguments without a cache: some models have no layers of the type that their cache is made for."""
         return {**self.arguments(shapes), "use_cache": False}
 
     def _one(self, name: str, shape: Any) -> Any:
@@ -283,7 +283,7 @@ class _Makers:
     # --- tokens that stand for an image or for sound ----------------------------------------------------------------
 
     def stands_for(self, names: Sequence[str]) -> list[str]:
-        """Return those arguments whose features take the place of tokens."""
+        """Return the arguments whose features replace tokens."""
         return [
             name for name in names if name in _STAND_FOR and "input_ids" in names
             and hasattr(self.model, _STAND_FOR[name][0]) and self._token(name) is not None
@@ -294,7 +294,7 @@ class _Makers:
         return next((each for each in found if isinstance(each, int)), None)
 
     def with_tokens_for(self, shapes: dict[str, Any]) -> Arguments:
-        """Return arguments whose tokens hold as many that stand for an image as the model makes features of it."""
+        """Return arguments with as many tokens for an image or sound as the model makes features of it."""
         torch = sys.modules["torch"]
         given = self.arguments({name: shape for name, shape in shapes.items() if name != "input_ids"})
         tokens = torch.randint(0, self.words, (self.batch, TEXT_BESIDE), device="cpu")
@@ -310,7 +310,7 @@ class _Makers:
 
 
 def _tensors(features: Any) -> list[Any]:
-    """Return the tensors of what makes features: of an output of several parts the pooled one."""
+    """Return the tensors in an output of features; if the output has several parts, only the pooled one."""
     torch = sys.modules["torch"]
     pooled = getattr(features, "pooler_output", None)
     if pooled is not None:

@@ -1,4 +1,4 @@
-"""Real models by name, with weights from a seed and inputs that fit.
+"""Real models by name, with weights from a seed and matching inputs.
 
 ```
 torchvision:resnet50            any name of torchvision.models.list_models()
@@ -8,7 +8,7 @@ transformers:GPT2LMHeadModel    a class, its default configuration (here GPT-2 s
 transformers:llama?num_hidden_layers=2&hidden_size=256     with other values in the configuration
 transformers:./config.json      a configuration file
 micro:path-3                    a small model of a family that varies one measure, see `xsp.micromodels`
-path/to/file.py:build           a function of yours, see `from_file`
+path/to/file.py:build           a function in your file, see `from_file`
 ```
 
 Nothing is downloaded.
@@ -35,13 +35,13 @@ _HOWTO = "torchvision:NAME, timm:NAME, transformers:NAME or file.py:function"
 
 @dataclass(frozen=True)
 class Settings:
-    """How a named model is to be run."""
+    """Settings for running a named model."""
 
     batch: int = 1
     train: bool = False
     seed: int = 0
     shape: tuple[int, ...] | None = None
-    """Of one sample; what the model expects unless told otherwise."""
+    """Shape of one sample; None for the shape that the model expects."""
 
     sequence: int = 128
     """Tokens of one sample, for language models."""
@@ -49,15 +49,15 @@ class Settings:
     device: str = "cpu"
 
     prefill: int | None = None
-    """Of a language model: tokens that the step reads, see `xsp.causal`."""
+    """For a language model: tokens that the step reads, see `xsp.causal`."""
 
     decode: int | None = None
-    """Of a language model: tokens after the step, which adds the last of them to a cache of the others."""
+    """For a language model: tokens after the step, which adds the last of them to a cache of the others."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Something to profile: call `step` once a step."""
+    """A workload to profile: call `step` once per step."""
 
     name: str
     step: Callable[[], object]
@@ -72,16 +72,16 @@ class Built:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     remedy: str = ""
-    """What to type where the model does not take its input."""
+    """What to type if the model does not accept its input."""
 
     before: Any = None
-    """Tokens before the call, of a language model that goes on from them."""
+    """For a language model that continues from a cache: the tokens before the call."""
 
     tries: Callable[[Any], Iterator[Callable[[], dict[str, Any]]]] | None = None
-    """Keyword arguments that the module may take on its device, the likeliest first; the first it takes are used."""
+    """Yields makers of keyword arguments for the module on its device, likeliest first; the first accepted are used."""
 
     state: Callable[[], dict[str, Any]] | None = None
-    """Gives further keyword arguments, anew for each call: the cache of those tokens."""
+    """Returns further keyword arguments, new for each call: the cache of the tokens in `before`."""
 
     def __call__(self) -> Any:
         """Call the module."""
@@ -100,7 +100,7 @@ def load(spec: str, settings: Settings) -> Workload:
         SGD step on a stand-in loss (mean square of the first floating-point output).
 
     Raises:
-        ModelError: no such model, library or device, or it does not take its input; the message says what to type.
+        ModelError: no such model, library or device, or the model rejects its input; the message says what to type.
     """
     torch = _library("torch", "xsp[torch]")
     _check_device(torch, settings.device)
@@ -114,11 +114,11 @@ def build(spec: str, settings: Settings, device: str = "cpu") -> Built | Callabl
 
     Args:
         spec: as in this module's documentation.
-        settings: batch size, shape of the input, seed; its device is where the step runs, and not used here.
-        device: where tensors are made: "cpu", or "meta", on which they have shapes and no values, and take no memory.
+        settings: batch size, shape of the input, seed; the device, on which the step runs, is not used here.
+        device: device of new tensors: "cpu", or "meta" for tensors with shapes only, which take no memory.
 
     Returns:
-        The module and its arguments; or, of a user's file, the function that does one step.
+        The module and its arguments; or, from a user's file, the function that does one step.
 
     Raises:
         ModelError: no such model, its library is missing, or it cannot be built.
@@ -136,10 +136,10 @@ def build(spec: str, settings: Settings, device: str = "cpu") -> Built | Callabl
 
 
 def of_phase(spec: str, built: Built | Callable[[], object], settings: Settings) -> Built:
-    """Return a language model with the arguments of the phase that the settings ask for.
+    """Return a language model with the arguments of the phase that the settings request.
 
     Raises:
-        ModelError: it is none that reads from left to right, or the settings go with none.
+        ModelError: it is not a causal language model, or other settings exclude a phase.
     """
     if settings.train or settings.shape is not None:
         raise ModelError("--prefill and --decode are steps of inference on tokens: omit --train and --input")
@@ -160,7 +160,7 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
         ModelError: there is no such file or function, it raises, or returns something else.
     """
     function = function_of(path, name)
-    with contextlib.suppress(ValueError):  # some functions do not tell what they take
+    with contextlib.suppress(ValueError):  # some functions have no signature
         try:
             inspect.signature(function).bind(settings.batch)
         except TypeError:
@@ -180,7 +180,7 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
 
 
 def _with_inputs(model: Any, *given: Any) -> Built:
-    """Return a module with what a user's function gave with it, see `from_file`."""
+    """Return a module with the input that a user's function returned with it, see `from_file`."""
     *values, last = given
     kwargs = dict(last) if isinstance(last, Mapping) and len(values) < 2 else None
     if kwargs is None:
@@ -191,7 +191,7 @@ def _with_inputs(model: Any, *given: Any) -> Built:
 
 
 def function_of(path: Path, name: str) -> Callable[..., Any]:
-    """Return a function of a user's file, which is run for it.
+    """Run a user's file, and return a function of it.
 
     Raises:
         ModelError: there is no such file or function, or the file raises.
@@ -291,7 +291,7 @@ def _transformers(name: str, settings: Settings) -> Built:
 
 
 def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple[Any, Callable[[Any], Any]]:
-    """Return a configuration, and what makes a model of it, or a model that generates text."""
+    """Return a configuration, and the function that makes its model; with `generates`, one that generates text."""
     known = transformers.CONFIG_MAPPING.keys()
     if Path(name).is_file() or name in known:
         if Path(name).is_file():
@@ -325,10 +325,10 @@ _SOURCES: dict[str, Callable[[str, Settings], Built]] = {
 
 
 def _check_device(torch: Any, name: str) -> None:
-    """Refuse a device that torch does not know, or that is not there.
+    """Check that torch knows a device and that the device exists.
 
     Raises:
-        ModelError: so it is.
+        ModelError: the device cannot be used.
     """
     try:
         torch.empty(1, device=name).add_(1)
@@ -341,15 +341,15 @@ def _check_device(torch: Any, name: str) -> None:
 
 
 def _check_input(torch: Any, spec: str, built: Built) -> None:
-    """Call a model once, before anything is recorded: what it does not take is then one line, and not a run.
+    """Call a model once before anything is recorded, so that a rejected input costs one line and not a run.
 
     Raises:
-        ModelError: it raised.
+        ModelError: the call raised.
     """
     shapes = [tuple(each.shape) for each in (*built.args, *built.kwargs.values()) if isinstance(each, torch.Tensor)]
     shown = ", ".join("x".join(map(str, shape)) for shape in shapes)
     try:
-        with torch.no_grad() if built.state is None else torch.inference_mode():  # the mode that the cache is of
+        with torch.no_grad() if built.state is None else torch.inference_mode():  # the mode in which the cache was made
             built()
     except Exception as error:
         raise ModelError(
@@ -359,12 +359,12 @@ def _check_input(torch: Any, spec: str, built: Built) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first sentence of an error of somebody else's."""
+    """Return the first sentence of a third party's error."""
     return (str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__).rstrip(".")
 
 
 def names(source: str) -> list[str]:
-    """Return the names of all models of a source, each with the source before it: `timm:vit_tiny_patch16_224`.
+    """Return the names of all models of a source, each with its source as prefix: `timm:vit_tiny_patch16_224`.
 
     Raises:
         ModelError: there is no such source, or its library is missing.
@@ -381,15 +381,15 @@ def names(source: str) -> list[str]:
 
 
 def _with_model(auto: Any) -> Iterable[str]:
-    """Return the model types of transformers that have a model: others describe a part of one, a vision tower say."""
+    """Return the types of transformers that have a model; others describe only a part, such as a vision tower."""
     return auto.MODEL_MAPPING_NAMES.keys()  # type: ignore[no-any-return]
 
 
 def placed(spec: str, built: Built, settings: Settings) -> Built:
-    """Return a module and its arguments on the device of the settings, after one call that tries them.
+    """Move a module and its arguments to the device of the settings, and test them with one call.
 
     Raises:
-        ModelError: it does not take its input.
+        ModelError: the module does not accept its input.
     """
     torch = sys.modules["torch"]
     model = built.model.to(settings.device).train(settings.train)
@@ -405,10 +405,10 @@ def placed(spec: str, built: Built, settings: Settings) -> Built:
 
 
 def _taken(torch: Any, spec: str, built: Built, settings: Settings) -> Built:
-    """Return a module with the first arguments that it takes.
+    """Return a module with the first arguments that it accepts.
 
     Raises:
-        ModelError: it takes none; the message is of the first ones.
+        ModelError: it accepts none; the message is about the first ones.
     """
     assert built.tries is not None
     first: Exception | None = None

@@ -1,7 +1,7 @@
 """Collectors, importers, exporters, analyses and commands by name, through entry points.
 
-Our own plugins go through the same door as everybody else's. A plugin that cannot be imported is listed with
-the reason and stops nobody else.
+xsp's own plugins are loaded in the same way as those of third parties. A plugin that cannot be imported is listed
+with the reason, and does not affect other plugins.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ COMMANDS = "xsp.commands"
 REMARKS = "xsp.remarks"
 
 MAY_BREAK = (Exception, SystemExit)
-"""What a third party's code may raise without ending the program that is measured."""
+"""Exceptions of third-party code that do not end the measured program."""
 
 
 def names(group: str) -> list[str]:
-    """Return the names of a group's plugins, sorted, importing none of them."""
+    """Return the names of a group's plugins, sorted, without importing any of them."""
     return sorted({point.name for point in _entry_points(group)})
 
 
@@ -55,32 +55,32 @@ def load(group: str, name: str) -> Any:
 
 
 class Sender(Protocol):
-    """Sends the steps of a run while it is recorded, from the process that stores it."""
+    """A sender of the steps of a run during the recording, in the process that stores the run."""
 
     def __init__(self, run: Path, target: str, policy: str) -> None:
-        """Start to send a run, by its directory; raises as `check`."""
+        """Start sending a run, given its directory; raises as `check`."""
 
     @staticmethod
     def check(target: str, policy: str) -> None:
-        """Say beforehand what is wrong with a target or a policy.
+        """Check a target and a policy in advance.
 
         Raises:
-            UsageError: it makes no sense.
+            UsageError: the target or the policy is invalid.
             PluginError: a package is missing.
         """
 
     def stored(self, step: int) -> None:
-        """Take a step that is on the disk now; return when the program may go on."""
+        """Accept a step that is on disk now; return when the program may continue."""
 
     def finish(self) -> dict[str, Any]:
-        """Send what is left, and return what `run.json` says of it all."""
+        """Send the remaining steps, and return the summary of the delivery for `run.json`."""
 
     def close(self) -> None:
-        """Let go of everything, whether the run was finished or not."""
+        """Release all resources, whether the run was finished or not."""
 
 
 def sender() -> type[Sender]:
-    """Return what sends over OTLP. It is loaded by name: it reads the runs of those who start it.
+    """Return the sender over OTLP, loaded by name: it reads runs, so its package depends on that of its callers.
 
     Raises:
         PluginError: it cannot be imported.
@@ -90,13 +90,13 @@ def sender() -> type[Sender]:
 
 
 def collector(item: str | Collector) -> tuple[Collector, str | None]:
-    """Return a collector, and why it cannot work in this process; None if it can.
+    """Return a collector, and the reason if it cannot work in this process, else None.
 
     Args:
         item: name of an entry point, or an instance.
 
     Raises:
-        PluginError: it cannot be loaded, made or asked, or is no collector; the message names it and says why.
+        PluginError: it cannot be loaded or made, its methods raise, or it is not a collector; the message says why.
     """
     made: Any = load("xsp.collectors", item) if isinstance(item, str) else lambda: item
     try:
@@ -118,7 +118,7 @@ def collector(item: str | Collector) -> tuple[Collector, str | None]:
 
 
 class Command(Protocol):
-    """A module that is a command, beside its docstring, which is its help."""
+    """A module that implements a command; its docstring is the help of the command."""
 
     SUMMARY: str
     """Its line in the list of commands."""
@@ -134,9 +134,9 @@ def command(name: str) -> Command:
     """Return a command that an entry point names.
 
     Raises:
-        PluginError: it cannot be imported, is no command, or cannot add its options; the message names it and says why.
+        PluginError: it cannot be imported, is not a command, or cannot add its options; the message says which and why.
     """
-    from argparse import ArgumentParser  # not in the measured program
+    from argparse import ArgumentParser  # not loaded in the measured program
 
     found: Command = load(COMMANDS, name)
     try:
@@ -150,13 +150,13 @@ def command(name: str) -> Command:
 
 
 def remarks(trace: object) -> list[str]:
-    """Return what plugins say of the trace of a run that has just ended; one that fails says nothing."""
+    """Return the remarks of plugins on the trace of a run that has just ended; a plugin that fails adds none."""
     said = []
     for name in names(REMARKS):
         try:
             said.append(load(REMARKS, name)(trace))
         except MAY_BREAK:
-            continue  # `xsp doctor` says of those that cannot be imported why
+            continue  # `xsp doctor` reports why a plugin cannot be imported
     return [text for text in said if isinstance(text, str) and text]
 
 
@@ -166,17 +166,17 @@ def _entry_points(group: str) -> Sequence[EntryPoint]:
 
 @lru_cache(maxsize=8)
 def _installed(group: str, _: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
-    """Return the entry points of a group, which stand in a file of each package.
+    """Return the entry points of a group, which each package lists in a file.
 
-    They are read again when something was installed: when `sys.path`, or a directory in it, is another than before.
+    They are read again after an installation: when `sys.path` or the change time of a directory in it differs.
     """
-    from importlib.metadata import entry_points  # as long to import as a third of xsp
+    from importlib.metadata import entry_points  # its import takes as long as a third of xsp
 
     return tuple(entry_points(group=group))
 
 
 def _changed(place: str) -> int:
-    """Return when a directory was changed last, in nanoseconds; 0 where there is none."""
+    """Return the time of the last change of a directory, in nanoseconds; 0 if it does not exist."""
     try:
         return os.stat(place or os.curdir).st_mtime_ns
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Processes: those that xsp starts beside the program, and the children that the program forks."""
+"""Processes that xsp starts beside the program, and children that the program forks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _known: set[Callable[[], None]] = set()
 
 
 def in_children(call: Callable[[], None]) -> None:
-    """Have a function called in each child that is forked from now on. Said again, it changes nothing.
+    """Register a function to be called in each child that is forked from now on; repeating it changes nothing.
 
-    Python has no way to take such a function back: it must look for itself whether there is anything to do.
+    Python cannot unregister such a function: it must itself check whether there is anything to do.
     """
     if call not in _known and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
@@ -28,10 +28,10 @@ def in_children(call: Callable[[], None]) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the system kill this process when its parent ends, however that ends; where the system can (Linux).
+    """Have the system kill this process when its parent ends, for whatever reason; only Linux can do this.
 
     Args:
-        parent: number of the process that started this one; if it has ended meanwhile, this one ends at once.
+        parent: id of the process that started this one; if it has ended already, this process exits at once.
     """
     import ctypes
 
@@ -42,33 +42,33 @@ def end_with_parent(parent: int) -> None:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment() -> dict[str, str]:
     """Return a copy of the environment, for a process that is started while other threads of the program run.
 
-    Without one, the kernel reads the C library's own array while it starts the process. A thread that sets a variable
-    may move that array meanwhile, and the start fails with "Bad address".
+    Without a copy, the kernel reads the C library's own array while it starts the process. A thread that sets a
+    variable may move that array meanwhile, and the start fails with "Bad address".
     """
-    names = list(os.environ)  # at once; a thread may take a variable away before its value is read
+    names = list(os.environ)  # all names first: a thread may remove a variable before its value is read
     return {name: value for name in names if (value := os.environ.get(name)) is not None}
 
 
 def start_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start the program's interpreter with code of xsp's, in a session of its own, and return the process.
+    """Start the program's interpreter with code of xsp in a new session, and return the process.
 
-    A debugger of the program does not follow: debugpy puts itself into each Python that a program starts, where it
-    waits for an editor, and the program would wait with it.
+    A debugger of the program does not follow: debugpy inserts itself into each Python that a program starts and waits
+    there for an editor, and the program would wait too.
 
     Args:
-        code: what to run; `sys.argv[1]` is the folder that the package `xsp` lies in.
-        arguments: what follows in `sys.argv`.
-        options: for `subprocess.Popen`.
+        code: the code to run; `sys.argv[1]` is the folder that contains the package `xsp`.
+        arguments: the arguments after it in `sys.argv`.
+        options: options of `subprocess.Popen`.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
     options.setdefault("env", environment())
     debugger = sys.modules.get("_pydev_bundle.pydev_monkey")
@@ -85,7 +85,7 @@ def start_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen
 
 
 def calling(module: str, function: str) -> str:
-    """Return code for `start_python` that calls a function of xsp's with the arguments, which are whole numbers."""
+    """Return code for `start_python` that calls a function of xsp with the arguments, which are integers."""
     return (
         f"import sys; sys.path.insert(0, sys.argv[1]); "
         f"from {module} import {function}; {function}(*map(int, sys.argv[2:]))"
@@ -93,7 +93,7 @@ def calling(module: str, function: str) -> str:
 
 
 def ending(code: int) -> str:
-    """Return how a process ended, by its return code as `subprocess` counts it: `exit code 3`, or the signal's name."""
+    """Return how a process ended, given its return code from `subprocess`: `exit code 3`, or the name of the signal."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):
@@ -102,18 +102,18 @@ def ending(code: int) -> str:
 
 
 class Asked:
-    """A Python process that is asked in lines of JSON, and answers in lines over a pipe of its own."""
+    """A Python process that reads questions as lines of JSON, and writes answers as lines to a separate pipe."""
 
     def __init__(self, code: str, *arguments: str, **options: Any) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            code: as for `start_python`; it reads stdin, and writes to the descriptor whose number is its last argument.
-            arguments: what comes before that number.
-            options: for `subprocess.Popen`.
+            code: as for `start_python`; it reads stdin, and writes to the descriptor in its last argument.
+            arguments: the arguments before the descriptor.
+            options: options of `subprocess.Popen`.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         self._answers, theirs = os.pipe()
         self._read = b""
@@ -134,21 +134,21 @@ class Asked:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
+        """Process id."""
         return self._process.pid
 
     def ask(self, question: Any) -> None:
-        """Send one line; a process that has ended does not read it, and `answer` tells."""
+        """Send one question; if the process has ended, this does nothing, and `answer` returns nothing."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
 
     def answer(self, until: float) -> bytes:
-        """Return the next line; nothing if the process ended, or the time is over.
+        """Return the next line; empty if the process has ended, or the deadline has passed.
 
         Args:
-            until: as `time.monotonic` counts.
+            until: the deadline, a time of `time.monotonic`.
         """
         while b"\n" not in self._read:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
@@ -160,14 +160,14 @@ class Asked:
         return line
 
     def has_ended(self) -> bool:
-        """Return whether it ended by itself."""
+        """Return whether the process has ended on its own."""
         return self._process.poll() is not None
 
     def end(self, patience_s: float = 0.0) -> int:
-        """End it, and return the exit code that it ended with before, or that of being killed; also when said again.
+        """End the process, and return its own exit code, or that of being killed; repeated calls return it again.
 
         Args:
-            patience_s: how long one that has stopped to answer may take to end by itself.
+            patience_s: seconds that a process that no longer answers may take to end on its own.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)

@@ -1,4 +1,4 @@
-"""What `run.json` says of a run: a typed `Run`, the one place where its fields are read and checked.
+"""The content of `run.json` as a typed `Run`: the one place where its fields are read and checked.
 
 ```
 Run                        every field is optional; docs/understand/table.md says what each means
@@ -16,11 +16,11 @@ Run                        every field is optional; docs/understand/table.md say
 └── ranks: Run …           of a distributed program
 ```
 
-Anybody may have written a `run.json`: another version of xsp, another tool, a sender of spans. A field that is not of
-its type has its default, and is named in `misfits`; it costs the run nothing else. A field that this version
-does not know is kept. Text has no control character, for it is shown in terminals.
+Another version of xsp, another tool or a sender of spans may have written a `run.json`. A field that is not of its
+type has its default, and is named in `misfits`; the rest of the run is unaffected. A field that this version does not
+know is kept. Control characters in texts are replaced, because texts are shown in terminals.
 
-A `Run` is a read-only mapping, too, of what stands in the file: `run["kinds"]`, `"otel" in run`, `dict(run)`.
+A `Run` is also a read-only mapping of the content of the file: `run["kinds"]`, `"otel" in run`, `dict(run)`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RANKS = "ranks"  # `kind` of a directory that holds a run for each rank of a dis
 
 @dataclass(frozen=True, eq=False)
 class Note(Fields):
-    """What could not be seen, or was taken otherwise than it stood there."""
+    """A note on something that could not be recorded, or was changed when it was read."""
 
     source: str
     text: str
@@ -54,15 +54,15 @@ class Otel(Fields):
 
 @dataclass(frozen=True, eq=False)
 class Steps(Fields):
-    """Steps of the program; None where nothing tells."""
+    """Numbers of steps of the program; None if unknown."""
 
     seen: Count | None = None
     stored: Count | None = None
     lost: Count = 0
-    """Recorded, but not stored."""
+    """Steps that were recorded, but not stored."""
 
     skipped: Count = 0
-    """Not recorded, because another step was under way."""
+    """Steps that were not recorded, because another step was open."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,22 +75,22 @@ class StepKind(Fields):
     calls: tuple[Mapping[str, Any], ...] = ()
     batch_size: Count | None = None
     batch_source: str | None = None
-    """How the batch size is known: stated, input, guess."""
+    """Source of the batch size: stated, input, guess."""
 
     steps: Count | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Budget(Fields):
-    """What profiling cost; times in nanoseconds."""
+    """The cost of profiling; times in nanoseconds."""
 
     asked_percent: Number | None = None
     given_ns: Number = 0
-    """Not counted against the budget: the first steps of each kind."""
+    """Time that does not count against the budget: the first steps of each kind."""
 
     every: Number | None = None
     left_out: Mapping[str, Number | None] = field(default_factory=dict)
-    """Rungs that were too dear, with the bare steps that earn one; None where a less deep one was too dear."""
+    """Rungs that were too expensive, with the bare steps that pay for one step; None if a less deep one was too."""
 
     overhead_percent: Number | None = None
     low_percent: Number | None = None
@@ -114,7 +114,7 @@ class Budget(Fields):
 
 @dataclass(frozen=True, eq=False)
 class Line(Fields):
-    """A line of the program, and what ran there between steps; see `xsp.record.between`."""
+    """A line of the program that ran between steps; see `xsp.record.between`."""
 
     file: str
     line: Count
@@ -124,31 +124,31 @@ class Line(Fields):
 
     ns: Count = 0
     gaps: Count = 0
-    """In which it ran."""
+    """Number of gaps in which it ran."""
 
 
 @dataclass(frozen=True, eq=False)
 class Between(Fields):
-    """What was seen of the program between its steps, after recorded ones; times in nanoseconds."""
+    """What the program did between its steps, after recorded ones; times in nanoseconds."""
 
     gaps: Count = 0
     ns: Count = 0
     lines: tuple[Line, ...] = ()
     rest_ns: Count = 0
-    """Of lines that are not named."""
+    """Time in lines that are not named."""
 
     unknown_ns: Count = 0
-    """Of gaps that were followed no further, for they make too many calls."""
+    """Time in gaps that were followed no further, because they make too many calls."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cost(Fields):
-    """What one span of a collector costs."""
+    """The cost of one span of a collector."""
 
     ns_per_span: Number
     level: Count
     ns_passing: Number = 0
-    """Of a call that it lets pass; `outer` of an outermost one, `cold` on evicted caches, `sweep` evicts them."""
+    """Cost of a call that it lets pass; `outer`: of an outermost call, `cold`: with caches that `sweep` evicted."""
 
     ns_passing_outer: Number = 0
     ns_passing_cold: Number = 0
@@ -158,7 +158,7 @@ class Cost(Fields):
 
 @dataclass(frozen=True, eq=False)
 class Samples(Fields):
-    """What was sampled of devices and machine."""
+    """A summary of the samples of devices and machine."""
 
     interval_ms: Number | None = None
     kept_ms: Number | None = None
@@ -173,7 +173,7 @@ class Samples(Fields):
 
 @dataclass(frozen=True, eq=False)
 class Sent(Fields):
-    """What was delivered to one endpoint."""
+    """A summary of the delivery to one endpoint."""
 
     endpoint: str
     steps: Count = 0
@@ -185,7 +185,7 @@ class Sent(Fields):
 
 @dataclass(frozen=True, eq=False)
 class Device(Fields):
-    """Properties of a device; what a source does not say is None."""
+    """Properties of a device; None for those that a source does not report."""
 
     name: str | None = None
     sms: Count | None = None
@@ -206,26 +206,26 @@ class Machine(Fields):
     python: str | None = None
     cpu: str | None = None
     isa: Names | None = None
-    """Extensions of the instruction set that types of tensors depend on, by the names of Linux; None if unknown."""
+    """Instruction set extensions that the tensor types depend on, by their Linux names; None if unknown."""
 
     cores: Count | None = None
     memory_bytes: Count | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
     torch_threads: Count | None = None
     torch_seed: Any = None
-    """Of 64 bits without a sign, which no column holds."""
+    """An unsigned 64-bit number, which no column holds."""
 
     devices: Names = ()
     device_properties: tuple[Device, ...] = ()
     ceilings: Mapping[str, Any] = field(default_factory=dict)
-    """See `xsp.device.ceilings`, which checks it: what was measured by hand may be typed by hand."""
+    """See `xsp.device.ceilings`, which checks them, because a user may have typed in measured values."""
 
     _LENIENT = True
 
 
 @dataclass(frozen=True, eq=False)
 class Counted(Fields):
-    """A metric of kernels whose counters belong to no span."""
+    """A metric of kernels whose counters could not be assigned to a span."""
 
     kernel: str
     metric: str
@@ -238,7 +238,7 @@ class Counted(Fields):
 
 @dataclass(frozen=True, eq=False)
 class Counters(Fields):
-    """What hardware counters were joined, see docs; of each tool more than stands here."""
+    """The hardware counters that were joined, see docs; each tool adds further fields."""
 
     tool: str | None = None
     apart: tuple[Counted, ...] = ()
@@ -246,7 +246,7 @@ class Counters(Fields):
 
 @dataclass(frozen=True, eq=False)
 class Source(Fields):
-    """What an import read of one file."""
+    """What an import read from one file."""
 
     source: str = ""
     importer: str | None = None
@@ -266,19 +266,19 @@ class Imported(Fields):
 
 @dataclass(frozen=True, eq=False)
 class Received(Fields):
-    """What a receiver took."""
+    """What a receiver accepted."""
 
     requests: Count = 0
     skipped: Mapping[str, Count] = field(default_factory=dict)
     changed: Mapping[str, Count] = field(default_factory=dict)
     doubled: Count = 0
     runs: tuple[Run, ...] = ()
-    """What each said of itself, until they are put in order."""
+    """The content of each run's `run.json`, until the runs are put in order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run(Fields):
-    """What is known of a run; see docs/understand/table.md for each field."""
+    """The description of a run; see docs/understand/table.md for each field."""
 
     format: Count | None = None
     xsp: str | None = None
@@ -334,16 +334,16 @@ class Run(Fields):
 
     @property
     def is_job(self) -> bool:
-        """Whether it stands for the ranks of a distributed program, each with a run of its own."""
+        """Whether it represents the ranks of a distributed program, each with a run of its own."""
         return self.kind == RANKS
 
     @property
     def each_rank(self) -> tuple[Run, ...]:
-        """The runs of its ranks, or itself where it is no distributed program's."""
+        """The runs of its ranks; the run itself if the program is not distributed."""
         return self.ranks or (self,)
 
     def noted(self, source: str, texts: Iterable[str]) -> Run:
-        """Return the same with notes that are not there yet."""
+        """Return a copy with those notes added that it does not have yet."""
         notes = [dict(note) for note in self.notes]
         for text in texts:
             if (note := {"source": source, "text": plain(text)}) not in notes:
@@ -351,5 +351,5 @@ class Run(Fields):
         return self | {"notes": notes} if len(notes) > len(self.notes) else self
 
     def without(self, *names: str) -> Run:
-        """Return the same without some fields."""
+        """Return a copy without some fields."""
         return Run.of({name: value for name, value in self.content.items() if name not in names})

@@ -1,25 +1,25 @@
-"""The layout of a run directory, and how to write into it so that a kill at any moment leaves it readable.
+"""The layout of a run directory, and writing that leaves it readable after a kill at any moment.
 
 ```
 RUN/
   run.json             what was run, where, with which settings, and what is missing; see `xsp.record.description`
-  steps/000004.parquet one segment a step, columns as in `xsp.schema.COLUMNS`
-  samples/000000.parquet power, clocks, memory meanwhile, in portions; columns `xsp.schema.SAMPLE_COLUMNS`
+  steps/000004.parquet one segment per step, columns as in `xsp.schema.COLUMNS`
+  samples/000000.parquet samples of power, clocks, memory, in portions; columns `xsp.schema.SAMPLE_COLUMNS`
   loop.parquet         a row for each step that ran, recorded or not; columns `xsp.schema.LOOP_COLUMNS`
-  loop2.rows           the same while the run goes on: 64-bit numbers, see `xsp.store.loop`
+  loop2.rows           the same rows while the run goes on, as 64-bit numbers; see `xsp.store.loop`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
-  progress.json        how far the run is, while it goes on; see `xsp.record.progress`
+  progress.json        the progress of the run, while it goes on; see `xsp.record.progress`
   delivery.json        which steps were delivered to which endpoint; see `xsp.otlp.delivery`
   rank-0000/           a run for each process of a distributed program
-  job.txt              which job's ranks these are, where no launcher of xsp's says it; see `xsp.record.output`
+  job.txt              the job of these ranks, if no launcher of xsp states it; see `xsp.record.output`
   arrived/             what `xsp serve` received and has not put in order yet
-  sections/NAME.json   sections of the report that others wrote; see `xsp.sections`
+  sections/NAME.json   sections of the report from other writers; see `xsp.sections`
   serialised/          a re-run with one thing at a time, where parents were ambiguous (`xsp run --resolve`)
 ```
 
-Each file is written beside its place, flushed to the disk, and renamed; so a file that is there is whole.
-`run.json` says `"finished": false` until the end. A directory whose `run.json` names `parts` instead of
-having steps is a set of runs (a sweep, or a program that was run once per level).
+Each file is written beside its place, flushed to disk and renamed; so an existing file is complete. `run.json`
+has `"finished": false` until the end. A directory without steps whose `run.json` names `parts` is a set of runs
+(a sweep, or a program that was run once per level).
 """
 
 from __future__ import annotations
@@ -40,42 +40,42 @@ from xsp.run import RANKS, Run
 
 FORMAT = 1
 MOST_OF_A_RUN = 256 << 20
-"""Bytes of a `run.json`; its checksums are some 60 for each step."""
+"""Largest `run.json` in bytes; its checksums take some 60 bytes per step."""
 
 RUN_FILE = "run.json"
 STEPS = "steps"
 SAMPLES = "samples"
 WAITING = "arrived"
-"""Folder with what a receiver took and has not put in order yet (`xsp.ingest`)."""
+"""Folder with what a receiver accepted and has not put in order yet (`xsp.ingest`)."""
 
 MERGED_FILE = "merged.parquet"
 LOOP_FILE = "loop.parquet"
 LOOP_ROWS = "loop2.rows"
-"""Its name changes with the columns, which the file itself does not tell."""
+"""The name changes with the columns, because the file itself does not state them."""
 
 SERIALISED = "serialised"
 DELIVERY_FILE = "delivery.json"
 JOB_FILE = "job.txt"
 SECTIONS = "sections"
-"""Folder with sections of the report that others wrote (`xsp.sections`)."""
+"""Folder with sections of the report from other writers (`xsp.sections`)."""
 
 PATIENCE_S = 5.0
-"""How long to wait for a process whose program was killed, and which still writes what it was given."""
+"""Seconds to wait for the storing process of a killed program, which still writes the steps that it has received."""
 
 
 def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """Make an empty run directory.
+    """Create an empty run directory.
 
     Args:
-        path: where; missing parents are made.
-        overwrite: remove a run that is there already. What is no run of xsp's is never removed.
+        path: the directory; missing parents are created.
+        overwrite: remove an existing run. Anything that is not a run of xsp is never removed.
 
     Returns:
         The absolute path.
 
     Raises:
-        OutputError: something is there.
-        UnwritableError: the disk refuses, or another process is writing a run there.
+        OutputError: the path is a file, or a directory that is not empty.
+        UnwritableError: the disk cannot be written, or another process is writing a run there.
     """
     run = Path(path).expanduser().absolute()
     try:
@@ -95,7 +95,7 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
 
 
 def _make_room(run: Path, overwrite: bool) -> None:
-    """Clear a directory that holds a run, if that is wanted and nobody writes there."""
+    """Clear a directory that holds a run, if `overwrite` is set and no process writes there; else raise."""
     directory = _free(run) if overwrite else lock(run)
     if directory is None:
         raise _held_by_another(run)
@@ -113,7 +113,7 @@ def _make_room(run: Path, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def created_for_several(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
-    """Make a directory of several runs, and hold it while they are written.
+    """Create a directory for several runs, and hold it while they are written.
 
     Raises:
         OutputError: as `create` and `hold`.
@@ -125,7 +125,7 @@ def created_for_several(path: str | os.PathLike[str], overwrite: bool = False) -
 
 @contextlib.contextmanager
 def several(out: Path, directory: int) -> Iterator[Path]:
-    """Let runs be written into a directory that `create` made and `hold` holds; without any it is gone again."""
+    """Let runs be written into a directory of `create`, locked by `hold`; after an error, remove it if it has none."""
     try:
         (out / STEPS).rmdir()
         yield out
@@ -139,13 +139,13 @@ def several(out: Path, directory: int) -> Iterator[Path]:
 
 
 def hold(run: Path) -> int:
-    """Keep a new run directory for this process until it ends: no other one then writes to it, or replaces it.
+    """Reserve a new run directory for this process until it ends: no other process can write to it or replace it.
 
     Returns:
-        The descriptor that holds it until it is closed. A file system without locks holds nothing.
+        The descriptor that holds the lock until it is closed. On a file system without locks nothing is reserved.
 
     Raises:
-        UnwritableError: another process holds it, or has written a run there since it was made.
+        UnwritableError: another process holds it, or has written a run there since it was created.
     """
     directory = lock(run)
     if directory is None:
@@ -166,7 +166,7 @@ def _free(run: Path) -> int:
     """Wait until no process writes to a run, and return the descriptor that locks it.
 
     Raises:
-        UnwritableError: one still does.
+        UnwritableError: a process still writes after `PATIENCE_S`.
     """
     deadline = time.monotonic() + PATIENCE_S
     while (directory := lock(run)) is None:
@@ -177,20 +177,20 @@ def _free(run: Path) -> int:
 
 
 def lock(folder: Path) -> int | None:
-    """Lock a directory; None if another process has locked it. The lock ends with the descriptor, or its process."""
+    """Return a descriptor that locks a directory until it is closed; None if another process holds the lock."""
     directory = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(directory)
         return None
-    except OSError:  # this file system locks nothing
+    except OSError:  # this file system has no locks
         pass
     return directory
 
 
 def _clear(run: Path) -> None:
-    """Remove what xsp wrote, and nothing else."""
+    """Remove the files that xsp wrote, and nothing else."""
     ranks = [part.name for part in rank_parts(run)]
     for part in dict.fromkeys([*read_run(run).parts, *ranks, SERIALISED]):
         child = (run / part).resolve()
@@ -217,16 +217,16 @@ def _remove_empty(directory: Path) -> None:
 
 
 def write_run(run: Path, content: Mapping[str, Any]) -> None:
-    """Write `run.json` in one piece; bytes of an argument, or of another text, that are no UTF-8 are question marks."""
+    """Write `run.json` atomically; bytes of arguments or other texts that are not UTF-8 become question marks."""
     text = json.dumps({"format": FORMAT, **Run.of(content).content}, indent=2, sort_keys=False, ensure_ascii=False)
     write_whole(run / RUN_FILE, text.encode("utf-8", "replace"))
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place, flush it to the disk and rename it into place.
+    """Write a file beside its place, flush it to disk and rename it into place.
 
     Raises:
-        UnwritableError: it cannot be written; what was there before is still there.
+        UnwritableError: it cannot be written; an existing file is unchanged.
     """
     try:
         with atomic.written(path) as beside:
@@ -239,7 +239,7 @@ def read_run(run: Path) -> Run:
     """Read `run.json`.
 
     Raises:
-        TraceError: it is missing, damaged, or of a version of xsp that is newer than this one.
+        TraceError: it is missing, damaged, or from a newer version of xsp.
     """
     path = run / RUN_FILE
     if not run.exists():
@@ -257,15 +257,15 @@ def read_run(run: Path) -> Run:
 
 
 def parsed(text: str, place: str) -> Run:
-    """Return what the text of a `run.json` says.
+    """Return the run that the text of a `run.json` describes.
 
     Args:
         text: JSON.
-        place: where it stands, for messages.
+        place: path of the file, for messages.
 
     Raises:
-        TraceError: a newer xsp wrote it, or a field that tells what else is in the directory is damaged.
-        ValueError: it is no description of a run.
+        TraceError: a newer xsp wrote it, or a field that lists the content of the directory is damaged.
+        ValueError: the text does not describe a run.
     """
     try:
         content = json.loads(text)
@@ -282,7 +282,7 @@ def parsed(text: str, place: str) -> Run:
 
 
 _RELIED_ON = ("parts", "ranks", "checksums")
-"""Fields that tell what else is in the directory, and whether it is whole."""
+"""Fields that list the content of the directory, and tell whether it is intact."""
 
 
 def _text(path: Path) -> str:
@@ -292,14 +292,14 @@ def _text(path: Path) -> str:
 
 
 def check_inside(run: Path, files: Iterable[Path]) -> None:
-    """Refuse files of a run that are elsewhere: a link may lead out of a directory that somebody else made.
+    """Check that files of a run lie inside it: a link may lead out of a directory that somebody else made.
 
     Args:
         run: the run directory; it may itself be a link, or lie under one.
-        files: in it.
+        files: files of the run.
 
     Raises:
-        TraceError: one of them is, or lies behind, a link to what is outside.
+        TraceError: a file is a link, or lies behind a link, that leads out of the directory.
     """
     inside = run.resolve()
     behind: dict[Path, bool] = {}
@@ -311,12 +311,12 @@ def check_inside(run: Path, files: Iterable[Path]) -> None:
 
 
 def read_job(job: Path) -> Run:
-    """Read `run.json` of a run or of a distributed program; of the latter, what all its ranks say.
+    """Read the `run.json` of a run or of a distributed program; of the latter, also those of all its ranks.
 
-    A program that was started by torchrun alone leaves runs of its ranks and nothing above them.
+    A program that was started by torchrun alone leaves the runs of its ranks, and no `run.json` above them.
 
     Returns:
-        As `read_run`; with `ranks`, the `run.json` of each, if it was several.
+        As `read_run`; for a distributed program, `ranks` has the `run.json` of each rank.
 
     Raises:
         TraceError: as `read_run`.
@@ -330,7 +330,7 @@ def read_job(job: Path) -> Run:
 
 
 def of_ranks(own: Run, ranks: Sequence[Run]) -> Run:
-    """Return the run that several ranks are: the first speaks for all, and what stands above them counts more."""
+    """Return the run of several ranks: the fields of the first rank, overridden by the job's own `run.json`."""
     first = {name: value for name, value in (ranks[0].items() if ranks else ()) if name not in ("finished", "notes")}
     return Run.of(
         {
@@ -344,7 +344,7 @@ def of_ranks(own: Run, ranks: Sequence[Run]) -> Run:
 
 
 def different(items: Iterable[Any]) -> list[Any]:
-    """Return items in their order, each once."""
+    """Return the items in order, without repetitions."""
     found: list[Any] = []
     for item in items:
         if item not in found:
@@ -358,7 +358,7 @@ def segment(run: Path, step: int) -> Path:
 
 
 def segments(run: Path) -> list[Path]:
-    """Return the paths of the segments that are there, in the order of their steps."""
+    """Return the paths of the existing segments, in the order of their steps."""
     return sorted((run / STEPS).glob("[0-9]*.parquet"))
 
 
@@ -368,17 +368,17 @@ def portion(run: Path, number: int) -> Path:
 
 
 def portions(run: Path) -> list[Path]:
-    """Return the paths of the portions of samples that are there, in the order of time."""
+    """Return the paths of the existing portions of samples, in the order of time."""
     return sorted((run / SAMPLES).glob("[0-9]*.parquet"))
 
 
 def is_one(folder: Path) -> bool:
-    """Return whether a folder is a run directory, whole or not, or one of a distributed program."""
+    """Return whether a folder is a run directory, complete or not, or that of a distributed program."""
     return any((folder / name).exists() for name in (RUN_FILE, STEPS, MERGED_FILE)) or bool(rank_parts(folder))
 
 
 def checksum(file: Path) -> str:
-    """Return the CRC-32 of a file, in hexadecimal: it tells damage, in much less time than reading its tables."""
+    """Return the CRC-32 of a file, in hexadecimal: it detects damage in much less time than reading the tables."""
     value = 0
     with open(file, "rb") as content:
         while piece := content.read(1 << 22):
@@ -387,7 +387,7 @@ def checksum(file: Path) -> str:
 
 
 def checksums(run: Path) -> dict[str, str]:
-    """Return the checksums of the tables in a run directory, as they stand in `run.json`."""
+    """Return the checksums of the tables in a run directory, in the form of `run.json`."""
     files = [*segments(run), run / MERGED_FILE]
     return {str(file.relative_to(run)): checksum(file) for file in files if file.is_file()}
 
@@ -398,6 +398,6 @@ def rank_part(rank: int) -> str:
 
 
 def rank_parts(run: Path) -> list[Path]:
-    """Return the runs of the ranks that are in a job's directory, in the order of their ranks."""
+    """Return the directories of the ranks' runs in a job's directory, in the order of their ranks."""
     found = [part for part in run.glob("rank-*") if (part / RUN_FILE).is_file()]
     return sorted(found, key=lambda part: (len(part.name), part.name))

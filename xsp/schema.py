@@ -1,7 +1,7 @@
-"""What every part of xsp speaks: levels, kinds, and the columns of the span table.
+"""The vocabulary of xsp: levels, kinds, and the columns of the span table.
 
-`COLUMNS` is the one source for the Parquet schema, for validation, for the names in OpenTelemetry and for the
-page in the docs.
+`COLUMNS` is the single source of the Parquet schema, the validation, the names in OpenTelemetry and the page in
+the docs.
 A `Span` is a row in Python, as collectors write it; its fields are the columns, in their order.
 """
 
@@ -11,13 +11,13 @@ import enum
 from typing import NamedTuple
 
 SCHEMA_VERSION = 1
-"""Rises when a column changes its meaning; columns that are only added do not raise it."""
+"""Version of the table; a column that changes its meaning raises it, an added column does not."""
 
 
 class Level(enum.IntEnum):
     """Where in the stack a span was seen, outermost first.
 
-    The numbers leave gaps, as `logging` does, so that a third party can put a level between two.
+    The numbers leave gaps, as in `logging`, so that a third party can put a level between two.
     """
 
     APPLICATION = 10
@@ -51,7 +51,7 @@ class Kind(str, enum.Enum):
     OVERHEAD = "overhead"  # the profiler's own work, as it reports it
     ALLOC = "alloc"  # memory taken; folded into the spans around it and not kept
 
-    __hash__ = str.__hash__  # that of an Enum is a Python function, and kinds are hashed in the measured program
+    __hash__ = str.__hash__  # Enum's own hash is a slow Python function, and kinds are hashed in the measured program
 
     def __str__(self) -> str:
         return self.value
@@ -75,17 +75,17 @@ class Rule(str, enum.Enum):
 
 
 WEAK = (Rule.GRAPH, Rule.EXTERNAL, Rule.PROVENANCE)
-"""Evidence that makes a layer an inferred one."""
+"""Rules whose evidence makes a layer only an inferred one."""
 
 DEEPEST = 200
-"""Spans above one another that are followed: no program nests deeper, but a file may, or lead in a circle."""
+"""Most nested spans that are followed: no program nests deeper, but a file may, or contain a cycle."""
 
 OVERLOAD, DTYPES, STRIDES, SCALARS = "overload", "input_dtypes", "input_strides", "input_scalars"
 PARAMETERS, OUTPUTS = "extra_repr", "output_shapes"
 GIVEN, RETURNED = "input_tensors", "output_tensors"
 TRAINABLE = "trainable_bytes"
 ROOT = "root"
-"""Attribute of a module call: its outermost module, where a program calls several; absent for the first one's."""
+"""Attribute of a module call: its outermost module, if a program calls several; absent for calls of the first one."""
 
 DESCRIBING = {
     OVERLOAD: "of an operator: its overload, `Tensor` of `aten::add.Tensor`",
@@ -103,7 +103,7 @@ DESCRIBING = {
     TRAINABLE: "of a module call: bytes of the module's parameters that take a gradient, its children's included; "
     "absent if it has no parameters",
 }
-"""Keys of the column `attributes` in describing steps, and in the merged step; with their meaning."""
+"""Keys of the column `attributes` in describing steps and in the merged step, with their meanings."""
 
 
 class Grade(str, enum.Enum):
@@ -124,8 +124,8 @@ class Column(NamedTuple):
     type: str
     about: str
     attribute: str | None = None
-    """Its name in OpenTelemetry, from the semantic conventions where they have one; None for what has a field
-    of its own there, and for what never leaves the table."""
+    """Its name in OpenTelemetry, from the semantic conventions where they have one; None for a column that has
+    a field of its own there, or that never leaves the table."""
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -208,7 +208,7 @@ MERGED_COLUMNS: tuple[Column, ...] = (
     Column("explained_ns", "DOUBLE", "spans inside times what one of them costs, deeper levels than its own"),
     Column("cause", "VARCHAR", "where the difference between raw_ns and true_ns comes from"),
 )
-"""What merging the leveled steps adds to a span; see `xsp.store.merge`."""
+"""Columns that merging the leveled steps adds to a span; see `xsp.store.merge`."""
 
 
 SAMPLE_COLUMNS: tuple[Column, ...] = (
@@ -219,7 +219,7 @@ SAMPLE_COLUMNS: tuple[Column, ...] = (
     Column("unit", "VARCHAR", "unit of the value"),
     Column("value", "DOUBLE", "the figure"),
 )
-"""The table `samples`, which stands beside the spans; see `xsp.samples`."""
+"""Columns of the table `samples`, which accompanies the spans; see `xsp.samples`."""
 
 
 LOOP_COLUMNS: tuple[Column, ...] = (
@@ -249,7 +249,7 @@ LOOP_COLUMNS: tuple[Column, ...] = (
     ),
     Column("system_ns", "DOUBLE", "system time of the process's threads in the same interval; null in the same cases"),
 )
-"""The table `loop`: a row for each step that the program ran, recorded or not; see `xsp.record.loop`."""
+"""Columns of the table `loop`: a row for each step that the program ran, recorded or not; see `xsp.record.loop`."""
 
 
 class Span(NamedTuple):

@@ -1,4 +1,4 @@
-"""What of others' text is kept and shown: of a command line no secret and no person, in a terminal no control."""
+"""Cleaning of foreign text: no secrets or people's names in command lines, no control characters in a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 KEEP = "XSP_KEEP_ARGUMENTS"
-"""Variable that, set to 1, has values of arguments kept but for those that speak of a secret."""
+"""Environment variable: 1 keeps the values of arguments, except those whose names suggest a secret."""
 
 _WORDS = (
     "token(?!iz)|secret|passw|passphrase|pwd|(?<![a-z])pass(?![a-z])|credential|[-_]key(?![a-z])|api[-_]?key|access[-_]?key"
@@ -34,7 +34,7 @@ _PLAIN = re.compile(
     r"|true|false|yes|no|on|off|none|null|auto|all|cpu|mps|(cuda|xpu|hip)(:\d+)?|b?float\d*|[bft][fp]\d+|u?int\d+|amp"
     r"|adamw?|sgd|lion|lamb|train|eval|test|cosine|linear|m(/l(/(op|g))?)?"
 )
-"""Numbers with their unit, shapes, switches, devices, types: what holds no secret."""
+"""Numbers with units, shapes, switches, devices, types: values that contain no secret."""
 
 _MODEL = re.compile(
     r"(?:(?:torchvision|timm|transformers|micro):[\w./-]{1,60}|(?i:resne|vgg|vit|bert|gpt|llama|swin|convnext|efficientnet"
@@ -42,21 +42,21 @@ _MODEL = re.compile(
 )
 _OF_NAMES = ("--step", "--model", "--arch", "--net", "--backbone", "--levels", "--collectors")
 _CALLED = re.compile(r"[A-Za-z_][\w.:/-]{0,60}")
-"""Options whose value is a name: of a function, a model, a level."""
+"""Form of a name: the value of one of the options above is the name of a function, a model or a level."""
 
 _OWN = re.compile(r"profile|run|sweep|serve|torchrun|accelerate|deepspeed|launch|python[\d.]*|pytest")
 
 
 def command(argv: Sequence[str], keep: bool | None = None) -> list[str]:
-    """Return a command line as it may be passed on.
+    """Return a command line in a form that may be passed on.
 
-    Kept are the program's name, the names of options, and values that are plainly a number, a switch, a device, a type
+    It keeps the program's name, the names of options, and values that are plainly a number, a switch, a device, a type
     or the name of a model. Every other value becomes `***`, whatever its option is called: secrets have many names.
 
     Args:
         argv: the program and its arguments.
-        keep: keep other values too, but for those that speak of a secret; as the variable `KEEP` says unless told
-            otherwise.
+        keep: keep other values too, except those whose names suggest a secret; by default, if the environment variable
+            `KEEP` is 1.
     """
     if keep is None:
         keep = os.environ.get(KEEP) == "1"
@@ -68,7 +68,7 @@ def command(argv: Sequence[str], keep: bool | None = None) -> list[str]:
 
 
 def _allowed(part: str, before: str) -> str:
-    """Return an argument, or of it what is none's secret; `before` is the one before it."""
+    """Return an argument without anything that may be a secret; `before` is the preceding argument."""
     name, equals, value = part.partition("=")
     is_option = _OPTION.fullmatch(name) is not None
     if equals:
@@ -82,7 +82,7 @@ def _allowed(part: str, before: str) -> str:
 
 
 def _is_named(option: str, value: str) -> bool:
-    """Return whether an option takes a name, and the value is one."""
+    """Return whether an option takes a name, and the value is a name."""
     return option in _OF_NAMES and _CALLED.fullmatch(value) is not None and not _KNOWN.search(value)
 
 
@@ -91,16 +91,16 @@ def _is_plain(value: str) -> bool:
 
 
 def _is_program(part: str) -> bool:
-    """Return whether an argument is itself a program's file: of `xsp run train.py` or `xsp profile own.py:build`."""
+    """Return whether an argument is the file of a program, as in `xsp run train.py` or `xsp profile own.py:build`."""
     file, _, function = PurePath(part).name.partition(":")
     named = not function or (_NAME.fullmatch(function) is not None and not _KNOWN.search(function))
     return file.endswith((".py", ".pyz")) and _NAME.fullmatch(file) is not None and named
 
 
 def _without_suspects(argv: Sequence[str]) -> list[str]:
-    """Return a command line without what speaks of a secret, and with file names instead of absolute paths.
+    """Return a command line without values that may be secrets, and with file names instead of absolute paths.
 
-    Hidden are the values of options and headers whose name speaks of a secret (`--api-key X`, `--token=X`,
+    It hides the values of options and headers whose name suggests a secret (`--api-key X`, `--token=X`,
     `Authorization: X`), credentials in URLs, tokens of well-known forms, the query of `--otlp`, and the directories of
     absolute paths, which often name a person.
     """
@@ -134,7 +134,7 @@ _STATED = re.compile(rf"(?i)([\w.-]*(?:{_WORDS})[\w.-]*[\"']?\s*[=:]\s*)(\"[^\"]
 def stated(text: str) -> str:
     """Return a text of settings, `in_features=8, api_key='x'`, without secrets and directories.
 
-    Hidden are values of names that speak of a secret, unless they are plainly numbers or switches (`num_tokens=197`),
+    It hides values whose name suggests a secret, unless they are plainly numbers or switches (`num_tokens=197`),
     credentials in URLs, and tokens of well-known forms.
     """
     shown = _STATED.sub(lambda found: found[0] if _PLAIN.fullmatch(found[2]) else found[1] + HIDDEN, text)
@@ -146,12 +146,12 @@ def stated(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text that a terminal only shows: control characters and changes of direction become signs."""
+    """Return text that cannot control a terminal: control characters and changes of direction become symbols."""
     return text if text.isprintable() else "".join(map(_sign, text))
 
 
 def plain_lines(text: str) -> str:
-    """Return text of several lines that a terminal only shows."""
+    """Return text of several lines that cannot control a terminal, see `plain`."""
     return "\n".join(map(plain, text.split("\n")))
 
 

@@ -1,7 +1,7 @@
-"""Sections of the report that others write: plain data in the run directory, which the page of the run shows.
+"""Sections of the report from other writers: plain data in the run directory, which the page of the run shows.
 
-The report knows nothing of who wrote a section. A writer puts one file under its own name into the run directory, and
-`xsp report RUN` shows all that lie there, by name, below the figures of the recording:
+The report does not know the writers. A writer puts one file under its own name into the run directory, and
+`xsp report RUN` shows all sections in the order of their names, below the figures of the recording:
 
 ```python
 from pathlib import Path
@@ -16,8 +16,8 @@ sections.write(Path("runs/demo"), "bound", section)  # runs/demo/sections/bound.
 ```
 
 The file is JSON: `xsp_section` (the version of the form, 1), `title` and `parts`, a list of objects with one key each,
-`text`, `table`, `chart` or `tree`, whose fields are those of the classes here. A figure that is unknown is None, and
-never 0. What is written is text: the page shows it, and does not interpret it.
+`text`, `table`, `chart` or `tree`, whose fields are those of the classes here. An unknown figure is None, never 0. All
+content is text: the page shows it, and does not interpret it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from xsp.errors import OutputError, TraceError, UsageError
 VERSION = 1
 
 MOST_BYTES = 8 << 20
-"""Of a file; of larger ones a page would not open at once."""
+"""Largest file in bytes; with a larger one a page would not open at once."""
 
 MOST_SECTIONS = 50
 
 MOST_LEVELS = 60
-"""Of a tree."""
+"""Most levels of a tree."""
 
 KINDS = ("bars", "stacked", "lines", "points", "grid")
 
@@ -62,7 +62,7 @@ class Table:
     """A table, which can be sorted and filtered on the page."""
 
     columns: tuple[str, ...]
-    """Names; `_ms`, `_us`, `_ns`, `_mib`, `_bytes`, `_percent` at the end are shown as the unit."""
+    """Names; the endings `_ms`, `_us`, `_ns`, `_mib`, `_bytes`, `_percent` are shown as units."""
 
     rows: tuple[tuple[Cell, ...], ...]
     title: str = ""
@@ -75,7 +75,7 @@ class Series:
     name: str
     values: tuple[float | None, ...]
     low: tuple[float | None, ...] = ()
-    """Lower ends of intervals, drawn as whiskers; empty if there are none, as `high`."""
+    """Lower ends of intervals, drawn as whiskers; empty if there are none, like `high`."""
 
     high: tuple[float | None, ...] = ()
 
@@ -87,26 +87,26 @@ class Chart:
     kind: str
     """How it is drawn.
 
-    `bars`: lying bars side by side; `stacked`: lying bars of which each series is a part; `lines`; `points`; `grid`: a
-    square for each value, whose rows are the series and whose columns are `at`.
+    `bars`: horizontal bars side by side; `stacked`: horizontal bars with a part for each series; `lines`; `points`;
+    `grid`: a square for each value, in a row for each series and a column for each element of `at`.
     """
 
     title: str
     unit: str
-    """Of the values."""
+    """Unit of the values."""
 
     at: tuple[Cell, ...]
     """Names of the bars, or the numbers over which lines and points are drawn."""
 
     series: tuple[Series, ...]
     over: str = ""
-    """What `at` is, with its unit: the label of its axis."""
+    """Label of the axis of `at`, with its unit."""
 
     log: tuple[str, ...] = ()
     """Axes with a logarithmic scale: `at`, `values`."""
 
     labels: tuple[str, ...] = ()
-    """What each point is, for the tooltip; empty where `at` says it."""
+    """Label of each point, for the tooltip; empty if `at` identifies the points."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,12 @@ class Tree:
     """A tree of rows; only the outermost are open at first."""
 
     columns: tuple[str, ...]
-    """Of the cells; the name of a row stands before them."""
+    """Names of the columns of the cells; the name of a row stands before its cells."""
 
     branches: tuple[Branch, ...]
     title: str = ""
     mark: str = ""
-    """What a mark means: "on the longest path"."""
+    """Meaning of a mark, such as "on the longest path"."""
 
 
 Part: TypeAlias = Text | Table | Chart | Tree
@@ -151,14 +151,14 @@ class Found:
     """By name, in the order of the names."""
 
     damaged: tuple[str, ...]
-    """A line for each file that is no section: its name, and why."""
+    """A line for each file that is not a section: its name, and the reason."""
 
 
 def check(run: Path) -> None:
-    """Refuse a folder that is no run directory.
+    """Check that a folder is a run directory.
 
     Raises:
-        OutputError: it is none.
+        OutputError: it is not.
     """
     if not rundir.is_one(run):
         raise OutputError(f"{run}: not a run directory; sections belong to a run")
@@ -201,7 +201,7 @@ def write(run: Path, name: str, section: Section) -> Path:
 
 
 def kept(place: Path, name: str, section: Section) -> Path | None:
-    """Write a section into a run directory, and return its file; None where it is none, or cannot be written."""
+    """Write a section into a run directory, and return its file; None if it is no run directory or not writable."""
     try:
         return write(place, name, section) if rundir.is_one(place) else None
     except OutputError:
@@ -209,7 +209,7 @@ def kept(place: Path, name: str, section: Section) -> Path | None:
 
 
 def read(run: Path) -> Found:
-    """Return the sections of a run directory; one that cannot be read is named, and the others are there."""
+    """Return the sections of a run directory; unreadable ones are listed, and do not affect the others."""
     found: dict[str, Section] = {}
     damaged: list[str] = []
     files = sorted((run / rundir.SECTIONS).glob("*.json"))
@@ -233,7 +233,7 @@ def read(run: Path) -> Found:
 
 
 def plain(section: Section) -> dict[str, Any]:
-    """Return title and parts of a section as JSON holds them: numbers that are not finite are None."""
+    """Return title and parts of a section in a form for JSON: numbers that are not finite become None."""
     parts = []
     for part in section.parts:
         held = _finite(asdict(part))
@@ -242,10 +242,10 @@ def plain(section: Section) -> dict[str, Any]:
 
 
 def of(content: Any) -> Section:
-    """Return what the JSON of a section says.
+    """Return the section that a JSON object describes.
 
     Raises:
-        ValueError: it is none; the message says where.
+        ValueError: it does not describe a section; the message says where.
     """
     whole = _object(content, "a section")
     version = whole.get("xsp_section")
@@ -370,7 +370,7 @@ def _numbers(value: Any, what: str, length: int, *, needed: bool = False) -> tup
 
 
 def _finite(value: Any) -> Any:
-    """Return a value as JSON can hold it: no numbers that are not finite."""
+    """Return a value in a form for JSON: numbers that are not finite become None."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,9 +1,9 @@
 """The names that xsp's spans and resources carry in OpenTelemetry.
 
 Names come from OpenTelemetry's semantic conventions where they have one (`service.*`, `host.*`, `process.*`,
-`thread.*`, `code.*`, `hw.*`, `gen_ai.*`); what they do not name is under `xsp.*`, and under `cuda.*` what only
-device work has. The attribute of a column stands with the column, in `xsp.schema.COLUMNS`; here is the rest:
-what a resource says, and how the JSON of the column `attributes` becomes single attributes and back.
+`thread.*`, `code.*`, `hw.*`, `gen_ai.*`); other names are under `xsp.*`, or under `cuda.*` if only device work
+has them. `xsp.schema.COLUMNS` has the attribute of each column; this module has the rest: the attributes of a
+resource, and the conversion of the JSON in the column `attributes` to single attributes and back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xsp.schema import COLUMNS, ROOT, Kind, Level
 from xsp.version import __version__
 
 SERVICE = "xsp"
-"""Of whose levels the services are called `xsp.model`, `xsp.layer`, … unless the user names his own."""
+"""Default name of the program; its levels are the services `xsp.model`, `xsp.layer`, …"""
 
 OWN = "xsp.attributes."
 """Prefix of the keys of the column `attributes` that have no namespace of their own."""
@@ -36,7 +36,7 @@ WORLD_SIZE = "xsp.world_size"
 PROCESS = "process.pid"
 
 ON_RESOURCES = frozenset({PROCESS, RANK})
-"""Attributes of columns that stand on the resource, because they are the same for all spans of a process."""
+"""Attributes of columns that are set on the resource, because they are the same for all spans of a process."""
 
 RESOURCE: Mapping[str, str] = {
     "service.name": "`xsp.model`, `xsp.layer`, … : a service for each level; `--service` names another one than xsp",
@@ -58,7 +58,7 @@ RESOURCE: Mapping[str, str] = {
     "hw.type": "`gpu`; on device work only",
     "hw.name": "models of the devices; on device work only",
 }
-"""What the attributes of a resource mean; the order is that of `resource`."""
+"""Meanings of the attributes of a resource, in the order of `resource`."""
 
 EXTRA: Mapping[str, str] = {
     RUN: "on the span of a run: the content of its `run.json`, as text",
@@ -80,22 +80,22 @@ EXTRA: Mapping[str, str] = {
     "xsp.trace_id": "on a span in a detail trace: id of its original trace",
     "xsp.parent_id": "on a span in a detail trace: id of its original parent, empty for none",
 }
-"""What attributes mean that no column has."""
+"""Meanings of the attributes that belong to no column."""
 
 COLUMN_OF: Mapping[str, str] = {c.attribute: c.name for c in COLUMNS if c.attribute is not None}
 """Name of the column by its attribute."""
 
 
 def level_name(level: int) -> str:
-    """Return how a level is called in attributes and services: `layer`; a third party's level by its number."""
+    """Return the name of a level in attributes and services: `layer`; for a third party's level, its number."""
     return Level(level).name.lower() if level in Level._value2member_map_ else str(level)
 
 
 def level_of(name: str) -> int:
-    """Return the level of a name that `level_name` gave.
+    """Return the level of a name from `level_name`.
 
     Raises:
-        ValueError: it is no level.
+        ValueError: it is not the name of a level.
     """
     if name.upper() in Level.__members__:
         return int(Level[name.upper()])
@@ -107,15 +107,15 @@ def resource(
 ) -> dict[str, str | int]:
     """Return the attributes of the resource of one level's spans in one process.
 
-    Each level is a service of its own: viewers give services colours and filters. The host is a pseudonym, the
-    same on all resources of a host, because Jaeger takes clocks of different hosts to differ.
+    Each level is a service of its own, because viewers have colours and filters for services. The host is a pseudonym,
+    the same on all resources of a host, because Jaeger assumes that clocks of different hosts differ.
 
     Args:
-        run: possibly of several ranks; what it lacks is left out.
-        level: of the spans.
-        rank: of the process in its job.
-        process: id of the process, where it is known.
-        service: what the program is called.
+        run: the run, possibly of several ranks; fields that it lacks are left out.
+        level: level of the spans.
+        rank: rank of the process in its job.
+        process: id of the process, if known.
+        service: name of the program.
     """
     own = next((part for part in run.ranks if part.rank == rank), run)
     known: dict[str, Any] = {
@@ -150,11 +150,11 @@ def flat(attributes: str | None) -> dict[str, Any]:
 
 
 def nested(attributes: Mapping[str, Any]) -> str | None:
-    """Return single attributes as the JSON of the column `attributes`; None where there are none."""
+    """Return single attributes as the JSON of the column `attributes`; None if there are none."""
     return json.dumps({key.removeprefix(OWN): value for key, value in attributes.items()}) if attributes else None
 
 
 def run_span_name(run: Run) -> str:
-    """Return how a run's own span is called."""
+    """Return the name of a run's own span."""
     rank = f" rank {run.rank or 0}" if (run.world_size or 1) > 1 else ""
     return f"{Kind.RUN} {run.name}{rank}"

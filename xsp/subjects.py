@@ -1,18 +1,18 @@
-"""Numbers of the modules and optimizers that steps call: one that replaces another has the number of that one.
+"""Numbers of the modules and optimizers that steps call; an object that replaces another one takes over its number.
 
-A module that is copied anew for each task or each fold of a cross-validation is another object each time, and the step
-is the same. So a module, or an optimizer, is told by its form: its class, the classes of the modules inside, the
-settings of those that are torch's own, the shapes of parameters. Several of one form that a program uses side by side
-have a number each; one of them is replaced where
+A module that is copied for each task or each fold of a cross-validation is a new object each time, but the step is the
+same. So a module or an optimizer is identified by its form: its class, the classes of the modules inside, the settings
+of torch's own modules, the shapes of parameters. If a program uses several objects of one form side by side, each has
+its own number; one of them is replaced if
 
-- it is gone, and another one of its form is met, or
-- it was met `REPLACED` steps ago or more, takes no part in the open step, and another one of its form is met in
-  training: the model of the next fold, while those of the folds before are kept.
+- it has been deleted, and a new object of its form is met, or
+- it was met `REPLACED` steps ago or more, takes no part in the open step, and a new object of its form is met in
+  training: the model of the next fold, while the models of earlier folds are kept.
 
-Where one that was replaced so is used again in a step of its successor, the two do take part in one step, and the
-successor gets a number of its own.
+If an object that was replaced in the second way is used again in a step with its successor, the successor gets a number
+of its own.
 
-With its number a module has the layout of its input: which dimension counts samples, as far as its class tells.
+The layout of a module's input is stored under its number: which dimension counts samples, if the class tells it.
 """
 
 from __future__ import annotations
@@ -25,76 +25,76 @@ from functools import partial
 from typing import Any, NamedTuple
 
 REPLACED = 8
-"""Steps after which one that is still there may be replaced. What takes turns is met within the first few."""
+"""Steps after which a living object may be replaced. Objects that take turns are all met within the first few steps."""
 
 _RESERVED = 2
-"""Numbers that mean something else in an outline, see `xsp.collector.Token`."""
+"""Numbers with another meaning in an outline, see `xsp.collector.Token`."""
 
 _Form = tuple[type, int | None]
 
 _SCALARS = (bool, int, float, str, type(None))
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
-"""Classes that hand their input on to the module in this attribute."""
+"""Classes that pass their input on to the module in this attribute."""
 
 _KEEP_LAYOUT = ("Identity", "Linear", "LayerNorm", "Dropout", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid")
-"""Of `torch.nn`: what returns as many dimensions as it is given, in their order."""
+"""Classes of `torch.nn` (beginnings of names) whose output has the dimensions of the input in the same order."""
 
 
 class Layout(NamedTuple):
-    """Where the samples of a module's input are."""
+    """The position of the samples in a module's input."""
 
     dimensions: int
-    """Of an input of several samples; one fewer is one sample."""
+    """Number of dimensions of an input with several samples; an input with one fewer is a single sample."""
 
     axis: int
     """The dimension that counts samples."""
 
     is_sure: bool = True
-    """Whether the class tells it; else a module inside does, and the program may turn its input first."""
+    """Whether the class tells the layout; else a module inside does, and the program may transpose its input first."""
 
     def samples(self, shape: Sequence[int]) -> int:
-        """Return the samples of an input of this shape; the first dimension where it fits no layout."""
+        """Return the number of samples in an input of this shape; the first dimension if it does not fit the layout."""
         if len(shape) == self.dimensions:
             return shape[self.axis]
         return 1 if len(shape) == self.dimensions - 1 and self.is_sure else shape[0]
 
     def tells(self, shape: Sequence[int]) -> bool:
-        """Return whether the samples of such an input are known, and not guessed."""
+        """Return whether the number of samples in such an input is known, and not guessed."""
         return self.is_sure or (self.axis == 0 and len(shape) == self.dimensions)
 
 
 class _Role:
-    """One number, and who has it."""
+    """A number, and the objects that have it."""
 
     def __init__(self, number: int, alike: list[_Role]) -> None:
         self.number = number
         self.alike = alike
-        """All of this form, this one included."""
+        """All roles of this form, including this one."""
 
         alike.append(self)
         self.holders: set[int] = set()
-        """`id` of those that have it and are not gone."""
+        """`id` of the living objects that have the number."""
 
         self.retired: set[int] = set()
-        """Of those that were replaced while they lived, and were not used since."""
+        """`id` of the objects that were replaced while they were alive, and have not been used since."""
 
         self.since = 0
-        """The step in which the last of them was met."""
+        """The step in which the last holder was met."""
 
 
 class Subjects:
-    """Numbers of modules and optimizers, by what they are for in the program's steps."""
+    """Numbers of modules and optimizers, by their roles in the program's steps."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}
-        """By `id`, of those that were met and are neither gone nor retired."""
+        """Numbers by `id`, of the known objects that are alive and not retired."""
 
         self.step = 0
-        """The step that is open, or was the last one."""
+        """Number of the open step, or of the last one."""
 
         self.layouts: dict[int, Layout | None] = {}
-        """Of the input of modules, by number; None where nothing tells."""
+        """Layouts of the modules' inputs, by number; None if unknown."""
 
         self._roles: dict[tuple[_Form, bool], list[_Role]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -109,15 +109,15 @@ class Subjects:
         """Return the number of a module or an optimizer that is not in `numbers`, and put it there.
 
         Args:
-            subject: which.
-            trains: it is an optimizer, or called in training mode with gradients on.
-            outline: what the open step did until now; empty between steps. Words in it are corrected where one that
-                was replaced turns out to be used beside its successor.
+            subject: the module or the optimizer.
+            trains: whether it is an optimizer, or called in training mode with gradients on.
+            outline: words of the open step so far; empty between steps. Its words are corrected if a replaced object
+                turns out to be used beside its successor.
         """
         this = id(subject)
         with self._lock:
             form = self._form(subject)
-            # one that is met in training never takes the number of a copy that was not: an average, the best epoch
+            # an object met in training never takes the number of a copy that is not trained: an average, the best epoch
             roles = self._roles.setdefault((form, trains or form[1] is None), [])
             role = self._role_of.get(this)
             if role is not None:
@@ -131,12 +131,12 @@ class Subjects:
             return role.number
 
     def of(self, subject: object) -> int:
-        """Return the number of a module or an optimizer that was met; an `id` if it was not."""
+        """Return the number of a known module or optimizer; of an unknown one, an `id`."""
         found = self.numbers.get(id(subject))
         return found if found is not None else id(type(subject) if holds_nothing(subject) else subject)
 
     def _role(self, roles: list[_Role], trains: bool, outline: MutableSequence[tuple[Any, ...]], shared: bool) -> _Role:
-        """Return the role of what is met: one that is free, one that is taken over, or a new one."""
+        """Return the role for a new object: a free one, one that it takes over, or a new one."""
         if roles and shared:
             return roles[0]
         found = next((each for each in roles if not each.holders - each.retired), None)
@@ -154,7 +154,7 @@ class Subjects:
         return found
 
     def _comes_back(self, role: _Role, this: int, outline: MutableSequence[tuple[Any, ...]]) -> None:
-        """Let one that was replaced be used again: alone with its number if its successor takes part in this step."""
+        """Let a replaced object be used again; if its successor takes part in this step, that one gets a new number."""
         role.retired.discard(this)
         places = [place for place, word in enumerate(outline) if len(word) > 2 and word[1] == role.number]
         if not places:
@@ -170,10 +170,10 @@ class Subjects:
             outline[place] = (kind, other.number, *rest)
 
     def _form(self, subject: Any) -> _Form:
-        """Return what those have in common that may replace each other.
+        """Return the form of an object; objects of the same form may replace each other.
 
-        That is the class alone of a module that holds nothing. Of an optimizer it tells the module whose parameters it
-        changes as well: in meta-learning the inner and the outer optimizer are of one class.
+        For a module that holds nothing it is the class alone. For an optimizer it includes the module whose parameters
+        it changes: in meta-learning the inner and the outer optimizer have the same class.
         """
         try:
             groups = getattr(subject, "param_groups", None)
@@ -192,21 +192,21 @@ class Subjects:
             if parameters:
                 self._owners[id(parameters[0])] = id(subject)
             return type(subject), hash((modules, _shapes(parameters)))
-        except Exception:  # a class of the program's own may do anything
+        except Exception:  # the program's own classes may raise anything
             return type(subject), id(subject)
 
     def _watch(self, subject: Any, role: _Role) -> None:
-        """Have a role free once its holder is gone."""
+        """Add an object to the holders of a role, and free the role when the object is deleted."""
         this = id(subject)
         role.holders.add(this)
         self._role_of[this] = role
         try:
             self._references[this] = weakref.ref(subject, partial(self._gone, this))
-        except TypeError:  # a class of the program's own that cannot be watched: it is there for ever
+        except TypeError:  # without weak references, the object counts as alive for ever
             return
 
     def _gone(self, this: int, _: object) -> None:
-        """Forget one that is gone. The garbage collector may call this anywhere, so it waits for nothing."""
+        """Forget a deleted object. The garbage collector may call this anywhere, so it takes no lock."""
         self._references.pop(this, None)
         self.numbers.pop(this, None)
         for parameter in [each for each, owner in list(self._owners.items()) if owner == this]:
@@ -218,18 +218,18 @@ class Subjects:
 
 
 def holds_nothing(module: object) -> bool:
-    """Return whether a module has neither parameters nor modules of its own, as a loss.
+    """Return whether a module has neither parameters nor modules inside, such as a loss.
 
-    Many programs make a new one for each step, and the step is none of another kind for it: it is told by its class.
+    Many programs create such a module for each step, which does not change the kind of step: its class identifies it.
     """
     return not (getattr(module, "_modules", None) or getattr(module, "_parameters", None))
 
 
 def layout_of(module: Any) -> Layout | None:
-    """Return the layout of a module's input; None where it has none of its own, or nothing tells."""
+    """Return the layout of a module's input; None if it has none, or it is unknown."""
     try:
         return _layout(module)
-    except Exception:  # a class of the program's own may do anything
+    except Exception:  # the program's own classes may raise anything
         return None
 
 
@@ -259,7 +259,7 @@ def _layout(module: Any) -> Layout | None:
 
 
 def _own_layout(module: Any, names: Sequence[str]) -> Layout | None:
-    """Return what a class of torch's says of its input."""
+    """Return the input layout of a class of torch; None if the class does not define one."""
     for name in names:
         if name in ("_ConvNd", "_ConvTransposeNd"):
             return Layout(len(module.kernel_size) + 2, 0)
@@ -277,7 +277,7 @@ def _shapes(parameters: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def _settings(module: Any) -> tuple[Hashable, ...]:
-    """Return strides, sizes and the like of a module of torch's own; others may count what they like."""
+    """Return strides, sizes and other settings of torch's own modules; other modules may keep counters in theirs."""
     if not type(module).__module__.startswith("torch.nn."):
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""How repeated measurements become one figure: trimmed mean, percentiles, bootstrap interval.
+"""Summaries of repeated measurements: trimmed mean, percentiles, confidence intervals.
 
 All functions take values in any order and any unit, and return that unit.
 """
@@ -35,8 +35,8 @@ def kept(n: int, trim: float = TRIM) -> range:
     """Return which order statistics of `n` sorted values the trimmed mean keeps.
 
     The definition drops ⌊trim·n⌋ values at each end. XSP's edge cases: the mean of one or two values, the
-    median of three. Its reference code drops the largest of four in silence; here, as the definition says,
-    all four count.
+    median of three. XSP's reference code silently drops the largest of four values; here all four count, as
+    the definition says.
     """
     if n == 3:
         return range(1, 2)
@@ -78,10 +78,10 @@ def interval(values: Sequence[float]) -> Interval | None:
 
     The resampling depends only on the number of values, so equal inputs give equal intervals. From
     `MANY` values on the interval is the normal approximation with the winsorised variance (Tukey and
-    McLaughlin 1963), which the bootstrap agrees with there.
+    McLaughlin 1963), with which the bootstrap agrees there.
 
     Returns:
-        None for fewer than three values, from which no interval can be had.
+        None for fewer than three values, which are too few for an interval.
     """
     if len(values) < 3:
         return None
@@ -89,41 +89,41 @@ def interval(values: Sequence[float]) -> Interval | None:
     if len(ordered) >= MANY:
         return _normal(ordered)
     weighted = _resampling(len(ordered)) * [[value] for value in ordered]
-    return _central(weighted.sum(axis=0).tolist())  # row by row, so to the last bit what a sum in Python gives
+    return _central(weighted.sum(axis=0).tolist())  # row by row: bit-identical to a sum in Python
 
 
 BATCHES = 20
-"""Stretches of a series whose means tell how it drifts; fewer where they would have less than `OF_A_BATCH` values."""
+"""Batches of a series, whose means show its drift; fewer if a batch would have less than `OF_A_BATCH` values."""
 
 COARSER = (10, 6)
-"""Longer stretches, which tell of what changes more slowly; see `drifting_interval`."""
+"""Numbers of longer batches, which show slower changes; see `drifting_interval`."""
 
 OF_A_BATCH = 3
 TRIM_OF_BATCH = 0.25
-"""Drops one at each end of four values too, so that one long step does not tell of a drift."""
+"""Share trimmed at each end of a batch: one value of four, so that one long step does not look like a drift."""
 
 LEAST_BATCHES = 6
 OF_FEW, LEAST_OF_FEW = 2, 4
-"""The same two of series that are too short for them."""
+"""Values per batch and least number of batches for series that are too short for the constants above."""
 
 TELLS_RANGE = 6
-"""From so many values on the median lies between the least and the greatest in 97 % (sign test)."""
+"""From this many values on, the median lies between the least and the greatest one in 97 % of cases (sign test)."""
 
 
 def drifting_interval(values: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of the trimmed mean of a series in the order in which it was measured.
 
-    Neighbours in a series are alike, and what drifts is not in the spread of single values. So the series is cut into
-    stretches, and the spread of their trimmed means tells, by two parts:
+    Neighbouring values are correlated, so the spread of single values does not contain a drift. So the series is cut
+    into batches, and the width of the interval comes from their trimmed means, in two parts:
 
-    - How well the mean of this series is known: batch means, with Student's quantile. How long neighbours are alike is
-      not known, so the series is cut into `BATCHES` and into `COARSER` stretches, and the widest counts.
-    - How far the level wanders: by what the means of the longest stretches vary more than independent values would have
-      them (the variance between groups of DerSimonian and Laird 1986). It does not shrink with the length of a series
-      whose noise is flicker, as that of clocks and machines is (Allan 1966), and a stretch of the program at another
-      time is off by as much. So it is not divided by the number of stretches.
+    - How well the mean of this series is known: batch means, with Student's quantile. The length of the correlation is
+      unknown, so the series is cut into `BATCHES` and into `COARSER` batches, and the widest result counts.
+    - How far the level wanders: the variance of the means of the longest batches in excess of that of independent
+      values (the variance between groups of DerSimonian and Laird 1986). It does not shrink with the length of a series
+      with flicker noise, such as that of clocks and machines (Allan 1966), and the program at another time is off
+      by as much. So it is not divided by the number of batches.
 
-    The interval is never narrower than `interval`. From `TELLS_RANGE` values on it ends at the least and greatest one.
+    The interval is never narrower than `interval`. From `TELLS_RANGE` values on it is cut to the range of the values.
 
     Returns:
         None for fewer than three values.
@@ -141,7 +141,7 @@ def drifting_interval(values: Sequence[float]) -> Interval | None:
 
 
 def _cuts(count: int) -> set[int]:
-    """Return into how many stretches so many values are cut; empty for too few."""
+    """Return the numbers of batches into which so many values are cut; empty for too few values."""
     most = min(BATCHES, count // OF_A_BATCH)
     if most >= LEAST_BATCHES:
         return {most, *(each for each in COARSER if each < most)}
@@ -155,7 +155,7 @@ def _batch_means(values: Sequence[float], batches: int) -> list[float]:
 
 
 def _within(values: Sequence[float], ends: Interval) -> Interval:
-    """Return an interval cut to the range of the values, where they are enough to tell it."""
+    """Return an interval cut to the range of the values, if there are enough of them."""
     if len(values) < TELLS_RANGE:
         return ends
     return Interval(max(ends.lo, min(values)), min(ends.hi, max(values)))
@@ -164,8 +164,8 @@ def _within(values: Sequence[float], ends: Interval) -> Interval:
 def mean_interval(values: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of the plain mean of a series in the order in which it was measured.
 
-    What happens rarely and takes long is part of a mean, so nothing is trimmed. Long series are cut into `BATCHES`
-    stretches, see `drifting_interval`.
+    Rare long values are part of a mean, so nothing is trimmed. Long series are cut into `BATCHES` batches, see
+    `drifting_interval`.
 
     Returns:
         None for fewer than three values.
@@ -182,7 +182,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 
 def _student(freedom: int) -> float:
-    """Return Student's quantile for `CONFIDENCE`, by the expansion of Cornish and Fisher."""
+    """Return Student's quantile for `CONFIDENCE`, by the Cornish-Fisher expansion."""
     normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     return (
         normal

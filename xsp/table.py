@@ -1,4 +1,4 @@
-"""Rows of spans to and from the table engine."""
+"""Transfer of rows of spans to and from the table engine (DuckDB)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBER = r"[+-]?[0-9.]+(e[+-]?[0-9]+)?"
 
 
 def connect() -> duckdb.DuckDBPyConnection:
-    """Return a private engine in memory that reads files, and neither extensions nor the network."""
+    """Return a private in-memory engine that reads files, but loads no extensions and uses no network."""
     con = duckdb.connect(
         config={
             "autoinstall_known_extensions": "false",
@@ -33,21 +33,21 @@ def connect() -> duckdb.DuckDBPyConnection:
             "allow_unsigned_extensions": "false",
         }
     )
-    # `python -c` has a bar of progress, on the stderr of the measured program; Jupyter without widgets has none to set
+    # under `python -c` it is on, and draws on the measured program's stderr; Jupyter without widgets cannot set it
     if con.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
         con.execute("SET enable_progress_bar = false")
     return con
 
 
 def spilling(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:
-    """Return an engine as `connect` does, which puts into a folder what does not fit into so much memory (`1GB`)."""
+    """Return an engine as `connect` does, which spills to a folder beyond this much memory (`1GB`)."""
     con = connect()
     con.execute(f"SET memory_limit = '{memory}'; SET temp_directory = {place(folder / 'spill')}")
     return con
 
 
 def cursor(con: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
-    """Return a second connection to an engine, which finds tables where the first one does."""
+    """Return a second connection to an engine, with the search path of the first one."""
     ((path,),) = con.execute("SELECT current_setting('search_path')").fetchall()
     own = con.cursor()
     if path:
@@ -56,7 +56,7 @@ def cursor(con: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
 
 
 def holds(con: duckdb.DuckDBPyConnection, name: str) -> bool:
-    """Return whether an engine has a table or a view of a name; to ask its catalogue takes ten times as long."""
+    """Return whether an engine has a table or a view of a name; a query of its catalogue takes ten times as long."""
     try:
         con.execute(f"SELECT 1 FROM {name} LIMIT 0")
     except duckdb.CatalogException:
@@ -65,7 +65,7 @@ def holds(con: duckdb.DuckDBPyConnection, name: str) -> bool:
 
 
 def create(con: duckdb.DuckDBPyConnection, name: str, columns: Sequence[Column] = COLUMNS) -> None:
-    """Make an empty table."""
+    """Create an empty table, replacing an existing one."""
     con.execute(f"CREATE OR REPLACE TABLE {name} ({', '.join(f'{c.name} {c.type}' for c in columns)})")
 
 
@@ -75,17 +75,17 @@ def insert(
     rows: Iterable[Sequence[Any]],
     columns: Sequence[Column] = COLUMNS,
 ) -> None:
-    """Append rows, a column at a time (per row, DuckDB is a hundred times slower)."""
+    """Append rows, a column at a time (row by row, DuckDB is a hundred times slower)."""
     values = list(zip(*rows, strict=True))
     if not values:
         return
     try:
         arrays, expressions = _arrays(columns, values)
-    except (KeyError, OverflowError, TypeError):  # a value that the engine has to convert, or to refuse
+    except (KeyError, OverflowError, TypeError):  # a value that the engine has to convert or reject
         unnested = ", ".join(f"unnest(?::{column.type}[])" for column in columns)
         con.execute(f"INSERT INTO {name} SELECT {unnested}", [list(each) for each in values])
         return
-    con.register("rows_as_arrays", arrays)  # by name: a session of Spark stands between this variable and the engine
+    con.register("rows_as_arrays", arrays)  # by name: through a session of Spark the engine does not see this variable
     try:
         with _objects_are_text(con):
             held, chosen = ", ".join(expressions), ", ".join(expressions.values())
@@ -95,7 +95,7 @@ def insert(
 
 
 def storing() -> duckdb.DuckDBPyConnection:
-    """Return an engine as `connect` does for `write_columns`: of one thread, and arrays of objects are text to it."""
+    """Return an engine for `write_columns`, like `connect`: it has one thread, and reads arrays of objects as text."""
     con = connect()
     con.execute("SET threads = 1")
     con.execute("SET pandas_analyze_sample = 0")
@@ -103,12 +103,12 @@ def storing() -> duckdb.DuckDBPyConnection:
 
 
 def write_columns(columns: Sequence[Sequence[Any]], path: Path, con: duckdb.DuckDBPyConnection) -> None:
-    """Write spans to a Parquet file that appears in one piece, without a table on the way: in a third of the time.
+    """Write spans atomically to a Parquet file, without an intermediate table: in a third of the time.
 
     Args:
         columns: the values of each of `COLUMNS`.
-        path: of the file.
-        con: from `storing`.
+        path: path of the file.
+        con: an engine from `storing`.
     """
     try:
         arrays, expressions = _arrays(COLUMNS, columns)  # noqa: RUF059  (the query below reads the arrays)
@@ -124,24 +124,24 @@ def write_columns(columns: Sequence[Sequence[Any]], path: Path, con: duckdb.Duck
 
 
 _CODES = {"BIGINT": "q", "BOOLEAN": "b", "DOUBLE": "d", "INTEGER": "i", "SMALLINT": "h"}
-"""The codes of `array.array` of a column's values; it refuses what NumPy would cut off."""
+"""Codes of `array.array` by type of column; it rejects values that NumPy would truncate."""
 
 
 def _arrays(
     columns: Sequence[Column], values: Sequence[Sequence[Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return the values of columns as arrays, which the engine reads without a look at each value.
+    """Return the values of columns as arrays, which the engine reads without inspecting each value.
 
-    Columns that hold nothing but None are left out, except the first. Of others, a second array says where None is:
-    the engine before version 2 reads masked arrays without their masks.
+    Columns that hold nothing but None are left out, except the first. For other columns with None, a second array marks
+    the positions of None: the engine before version 2 ignores the masks of masked arrays.
 
     Returns:
-        The arrays, under names of their own since a column's may be quoted; and, by the names of the columns, the
-        expression of its values in a query of the arrays.
+        The arrays, under generated names because a column's name may need quotes; and, by name of the column, the
+        expression for its values in a query of the arrays.
 
     Raises:
         KeyError, OverflowError, TypeError: a column's values are of another type, or too large for it.
-        UnicodeEncodeError: a text holds what is none, of which the engine before version 2 would not recover.
+        UnicodeEncodeError: a text is not valid Unicode, from which the engine before version 2 would not recover.
     """
     import numpy as np
 
@@ -170,7 +170,7 @@ def _arrays(
 
 @contextlib.contextmanager
 def _objects_are_text(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Let the engine take arrays of objects for text, without a look at a sample of them: it may hold None alone."""
+    """Make the engine read arrays of objects as text, without inspecting a sample, which may be all None."""
     ((before,),) = con.execute("SELECT current_setting('pandas_analyze_sample')").fetchall()
     con.execute("SET pandas_analyze_sample = 0")
     try:
@@ -180,12 +180,12 @@ def _objects_are_text(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 
 def text(value: Any) -> Any:
-    """Return a value as the engine takes it: of text that is no UTF-8 what is, and question marks."""
+    """Return a value that the engine accepts: in text, question marks replace whatever is not valid UTF-8."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
-    """Write a table to a file that appears in one piece."""
+    """Write a table atomically to a Parquet file."""
     with atomic.written(path) as beside:
         con.execute(f"COPY {name} TO {place(beside)} {_FORMAT}")
 
@@ -193,13 +193,13 @@ def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None
 _FORMAT = "(FORMAT parquet, COMPRESSION zstd)"
 _SHORT_FORMAT = "(FORMAT parquet, COMPRESSION snappy)"
 MANY_ROWS = 4096
-"""Below it zstd takes a third of the time of writing a file, most of it for making ready."""
+"""Number of rows below which zstd takes a third of the time of writing a file, most of it for its set-up."""
 
 
 def place(path: Path) -> str:
     """Return a path as an SQL literal that the engine can open.
 
-    The engine takes text alone. What has a name that is no UTF-8, the file or its folder, is opened here, and reached
+    The engine accepts only text. A file or a folder whose name is not UTF-8 is opened here, and the engine reaches it
     through its descriptor.
 
     Raises:
@@ -214,7 +214,7 @@ def place(path: Path) -> str:
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _opened: dict[tuple[int, int], int] = {}
-"""Descriptors of files and folders, by device and inode. They stay open: views read files whenever they are asked."""
+"""Descriptors of files and folders, by device and inode. They stay open because views read files at any later time."""
 
 
 def _by_descriptor(path: Path) -> str:
@@ -237,7 +237,7 @@ def _by_descriptor(path: Path) -> str:
 
 
 def _is_still(descriptor: int, found: os.stat_result) -> bool:
-    """Return whether a descriptor is that file's; a program may close what it does not know."""
+    """Return whether a descriptor still belongs to that file; a program may close descriptors that are not its own."""
     try:
         return os.path.samestat(os.fstat(descriptor), found)
     except OSError:
@@ -250,7 +250,7 @@ def literal(text: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """Quote a name as an SQL identifier: a file of others may call its columns what it likes."""
+    """Quote a name as an SQL identifier: a foreign file may use any names for its columns."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -261,12 +261,12 @@ def check_parquet(
 
     Args:
         con: an engine.
-        path: of the file.
-        columns: that it may hold.
-        whole: it is known not to be damaged, so that its pages need not be read.
+        path: path of the file.
+        columns: the columns that it may hold.
+        whole: whether it is known to be intact, so that its pages need not be read.
 
     Raises:
-        TraceError: it is damaged, or holds a column of ours with a type of another kind.
+        TraceError: it is damaged, is not a span table, or has a column of ours with another type.
     """
     try:
         found = {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {parquet(path)}").fetchall()}
@@ -284,17 +284,17 @@ def check_parquet(
 
 
 def _touch(columns: Iterable[str]) -> str:
-    """Return a condition that makes the engine read every page, so that damage shows."""
+    """Return a condition that makes the engine read every page, so that it detects damage."""
     return "hash(" + ", ".join(map(quoted, columns)) + ") IS NOT NULL"
 
 
 def are_whole_and_alike(con: duckdb.DuckDBPyConnection, files: Sequence[Path], unread: Sequence[Path]) -> bool:
-    """Return whether Parquet files have the same columns and none is damaged: all at once, not one after another.
+    """Return whether Parquet files have the same columns and none is damaged; one query checks all of them.
 
     Args:
         con: an engine.
-        files: of which the columns are looked at.
-        unread: those of them that are not known to be as they were written, so that their pages are read.
+        files: the files whose columns are compared.
+        unread: the files among them that are not known to be unchanged, so that their pages are read.
     """
     fields = "(name, type, converted_type, logical_type)"
     try:
@@ -312,14 +312,14 @@ def are_whole_and_alike(con: duckdb.DuckDBPyConnection, files: Sequence[Path], u
 
 
 def parquet(path: Path | Sequence[Path], alike: bool = False) -> str:
-    """Return the SQL that reads these Parquet files and no others, whatever their names and folders are called.
+    """Return the SQL that reads these Parquet files and no others, whatever the names of the files and folders are.
 
-    To the engine `*`, `?` and `[` in a name stand for other files, and a folder `name=x` for a column.
+    The engine expands `*`, `?` and `[` in a name to other files, and takes a folder `name=x` for a column.
 
     Args:
         path: one file, or several.
-        alike: they have the same columns. Else the engine opens each file before it reads the first one and keeps
-            what it saw, which for thousands of files is most of the time and of the memory.
+        alike: whether they have the same columns. Else the engine opens each file before it reads the first one, and
+            keeps its metadata, which for thousands of files takes most of the time and of the memory.
     """
     by_name = "" if alike else "union_by_name = true, "
     return f"read_parquet({_names([path] if isinstance(path, Path) else path)}, {by_name}hive_partitioning = false)"
@@ -331,11 +331,11 @@ def _names(files: Sequence[Path]) -> str:
 
 
 def shown(columns: Sequence[Column], held: Collection[str]) -> str:
-    """Return the SQL of all columns of a file; those that an older xsp did not write hold their default.
+    """Return the SQL of all columns of a file; columns that an older xsp did not write hold their default.
 
     Args:
-        columns: wanted, in their order.
-        held: names of those that the file has.
+        columns: the columns, in their order.
+        held: names of the columns in the file.
     """
     return ", ".join(c.name if c.name in held else f"CAST({_default(c)} AS {c.type}) AS {c.name}" for c in columns)
 
@@ -346,15 +346,15 @@ def _default(column: Column) -> str:
 
 
 def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, path: Path, form: str) -> None:
-    """Write the rows of a relation to a file that appears in one piece.
+    """Write the rows of a relation atomically to a file.
 
-    In CSV a text that a spreadsheet would compute (it begins with `=`, `+`, `-` or `@`, and is no number) has a `'`
-    before it.
+    In CSV a text that a spreadsheet would evaluate (it begins with `=`, `+`, `-` or `@`, and is not a number) gets a
+    leading `'`.
 
     Args:
         con: the engine that the relation belongs to.
-        relation: what to write, in its order.
-        path: where to; text is compressed if it ends in `.gz`.
+        relation: the rows, in their order.
+        path: path of the file; CSV and JSON are compressed if it ends in `.gz`.
         form: csv, json or parquet.
 
     Raises:
@@ -372,7 +372,7 @@ def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, pat
 
 
 def _without_formulas(relation: duckdb.DuckDBPyRelation) -> str:
-    """Return the query for a relation whose texts a spreadsheet only shows."""
+    """Return the query for a relation in which a `'` precedes texts that a spreadsheet would evaluate."""
     shown = []
     for name, kind in zip(map(quoted, relation.columns), relation.types, strict=True):
         is_formula = f"regexp_matches({name}, '{_FORMULA}') AND NOT regexp_full_match({name}, '{_NUMBER}')"

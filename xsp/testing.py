@@ -1,4 +1,4 @@
-"""The kit for people who write collectors: a clock of one's own, steps out of text, the contract as a check.
+"""A test kit for authors of collectors: a fake clock, steps from text, and a check of the contract.
 
 >>> print(tree(spans("step train 0-100\\n  forward Net 10-60 batch_size=8\\n    op aten::mm 20-40")))
 step train
@@ -29,7 +29,7 @@ LEVELS = {
     Kind.OVERHEAD: Level.RUNTIME,
     Kind.KERNEL: Level.KERNEL, Kind.COPY: Level.KERNEL,
 }  # fmt: skip
-"""The level at which spans of each kind usually stand."""
+"""The usual level of each kind of span."""
 
 _NO_THREAD: dict[Level, dict[str, Any]] = {
     Level.LIBRARY: {"thread": None},
@@ -38,31 +38,31 @@ _NO_THREAD: dict[Level, dict[str, Any]] = {
 
 
 class FakeClock:
-    """A clock that a test owns; call it as one calls `time.perf_counter_ns`."""
+    """A clock under the control of a test; call it like `time.perf_counter_ns`."""
 
     def __init__(self, now: int = 0, tick: int = 0) -> None:
-        """Start at `now`, and go on by `tick` nanoseconds at each reading."""
+        """Start at `now`, and advance by `tick` nanoseconds at each reading."""
         self.now, self.tick = now, tick
 
     def __call__(self) -> int:
-        """Read it."""
+        """Return the time in nanoseconds."""
         now, self.now = self.now, self.now + self.tick
         return now
 
     def advance(self, nanoseconds: int) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now += nanoseconds
 
 
 def spans(text: str, **columns: Any) -> list[Span]:
-    """Return the spans of a step that is written down, one a line: `kind name start-end column=value …`.
+    """Return the spans of a step written as text, one per line: `kind name start-end column=value …`.
 
-    Times are microseconds. Indentation is for the reader: parents are found by `xsp.correlate`, not said. A
-    span is on thread 1 of process 1; primitives carry no thread, kernels and copies a device and a stream.
+    Times are microseconds. Indentation is only for the reader: `xsp.correlate` finds the parents. A span is on
+    thread 1 of process 1; primitives have no thread, kernels and copies have a device and a stream.
 
     Args:
         text: the lines.
-        columns: for all spans that do not state them.
+        columns: values for all spans that do not state them.
     """
     found = []
     for line in filter(str.strip, text.splitlines()):
@@ -80,7 +80,7 @@ def _value(text: str) -> Any:
 
 
 def tree(step: Iterable[Span]) -> str:
-    """Correlate the spans of a step and draw them, each under its parent: `kind name`."""
+    """Correlate the spans of a step and return them as indented lines `kind name`, each span under its parent."""
     from xsp.correlate.evidence import correlate
 
     rows = correlate(step)
@@ -100,8 +100,8 @@ def tree(step: Iterable[Span]) -> str:
 def trace_of(rows: Iterable[Span], run: Mapping[str, Any] | None = None) -> Trace:
     """Return the trace of fabricated spans: each step correlated, all merged, in memory.
 
-    Spans without a step are step 0; each rank has steps of its own. A step without a rung is at that of its deepest
-    span, and timed unless it says otherwise.
+    Spans without a step belong to step 0; each rank has steps of its own. A span without a rung gets the level of the
+    deepest span in its step, and is timed unless it states otherwise.
     """
     from xsp import table
     from xsp.correlate.evidence import correlate
@@ -133,12 +133,12 @@ _IN_LOOP = {"rank": 0, "steps": 1, "kind": 0, "rung": int(Level.APPLICATION), "s
 
 
 def with_loop(trace: Trace, rows: Iterable[dict[str, Any]], kind: int | None = None) -> Trace:
-    """Return a trace with the table `loop` of fabricated steps, recorded or not, and merged by what they tell.
+    """Return a trace with the table `loop` of fabricated steps, recorded or not, and merged with these steps.
 
     Args:
-        trace: of `trace_of`; it is used up.
-        rows: of the loop; a column that one leaves out holds what a steady step without waits would.
-        kind: of the steps that the figures are to be of; the heaviest unless told otherwise.
+        trace: a trace from `trace_of`, which must not be used afterwards.
+        rows: rows of the loop; missing columns get the values of a steady step without waits.
+        kind: kind of the steps in the figures; by default the heaviest.
     """
     from xsp import table
     from xsp.schema import LOOP_COLUMNS
@@ -160,17 +160,17 @@ def check_collector(
     between_steps: bool = False,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> list[Span]:
-    """Hold a collector to the contract of `xsp.collector`, twice over, and return what it saw the first time.
+    """Check twice that a collector keeps the contract of `xsp.collector`, and return the spans of the first check.
 
     Args:
-        collector: closed.
-        work: makes spans.
-        rung: of the steps; the collector's deepest level unless told otherwise.
-        between_steps: it listens between steps too, as its documentation says.
-        clock: of a collector whose times are not on the epoch.
+        collector: a closed collector.
+        work: a function that makes spans.
+        rung: rung of the steps; by default the collector's deepest level.
+        between_steps: whether it listens between steps too, as its documentation says.
+        clock: clock of a collector whose times are not on the epoch.
 
     Raises:
-        AssertionError: with what it did not hold.
+        AssertionError: it breaks the contract; the message says how.
     """
     reason = collector.available()
     assert reason is None, f"{collector.name} is not available: {reason}"
@@ -225,7 +225,7 @@ def _check_spans(collector: Collector, found: list[Span], start: int, end: int) 
 
 
 def installed() -> dict[str, object]:
-    """Return what collectors change in a process, so that before and after can be compared."""
+    """Return the state of the process that collectors change, so that before and after can be compared."""
     state: dict[str, object] = {f"environment {name}": value for name, value in os.environ.items()}
     state["file descriptor 1"] = os.fstat(1)[:3]
     torch: Any = sys.modules.get("torch")

@@ -1,10 +1,10 @@
-"""Messages to a second process of xsp's and its answers: for work that must not happen in the measured process.
+"""Messages to a second process of xsp and its answers, for work that must not happen in the measured process.
 
-Both ends are the same Python, so messages travel as `marshal`, the format of the interpreter itself.
+Both processes run the same Python, so messages use `marshal`, the interpreter's own format.
 
-Either process may die at any moment, and an interrupt may cut off the first one in the middle of a message or of its
-wait. So messages are numbered, an answer counts only for the message of its number, and what was cut off is filled up
-with zeros, which the reader skips.
+Either process may die at any moment, and an interrupt may hit the first one while it sends a message or waits for an
+answer. So messages are numbered, an answer belongs to the message with its number, and a message that was cut off is
+filled up with zeros, which the reader skips.
 """
 
 from __future__ import annotations
@@ -31,51 +31,51 @@ _HEAD = struct.Struct("<4sIQI")
 """Mark, number, length and CRC-32 of a message."""
 
 _CODE = (
-    "import os, sys; os.fork() and os._exit(0); "  # it is no child of the program's, whose os.wait() means its own
+    "import os, sys; os.fork() and os._exit(0); "  # not a child of the program, whose os.wait() expects only its own
     "sys.path.insert(0, sys.argv[1]); import importlib; importlib.import_module(sys.argv[2]).main(*sys.argv[3:])"
 )
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a program that leaves SIGPIPE to the system would die of it
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # SIGPIPE would kill a program that does not ignore it
 _PIECE = 1 << 16
 
 START_S = 60.0
 STUCK_S = 300.0
-"""The longest wait for the second process to read, or to do one piece of work: a disk that takes longer is gone."""
+"""Longest wait in seconds for the second process to read, or to do one piece of work; a disk takes less or is lost."""
 
 END_S = 60.0
 
 
 class SecondProcess:
-    """The first process's end; all its threads may use it. Nothing here raises: `failed` says what went wrong."""
+    """The first process's end; all its threads may use it. No method raises: `failed` has the reason of a failure."""
 
     def __init__(self, module: str, *arguments: str, does: str) -> None:
         """Start a second process, and wait until it is ready.
 
         Args:
-            module: of xsp's; its `main` calls `serve`.
-            arguments: of that `main`.
-            does: what it is for, in messages: "the process that …".
+            module: a module of xsp whose `main` calls `serve`.
+            arguments: arguments of that `main`.
+            does: its purpose, for messages: "the process that …".
         """
         self.failed: str | None = None
-        """What went wrong last."""
+        """Reason of the last failure."""
 
         self.gone = False
-        """Nobody answers any more."""
+        """Whether the second process no longer answers."""
 
         self._name = f"the process that {does}"
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._number = 0
         self._awaited: dict[int, tuple[Any, str | None] | None] = {0: None}
-        """Answers that were not asked for yet, by number; None if one was not heard."""
+        """Answers that were not fetched yet, by message number; None if an answer has not arrived."""
 
         self._socket, theirs = socket.socketpair()
         self._messages = _Messages(self._socket)
         with theirs:
-            os.set_blocking(theirs.fileno(), True)  # whatever default the program has set
+            os.set_blocking(theirs.fileno(), True)  # the program may have set a default timeout
             try:
                 process = processes.start_python(_CODE, module, *arguments, stdin=theirs.fileno())
                 try:
-                    process.wait(START_S)  # it forks the one that stays, and ends
+                    process.wait(START_S)  # it forks the process that stays, and exits
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
@@ -83,7 +83,7 @@ class SecondProcess:
             except OSError as error:
                 self._give_up(f"did not start ({error})")
         self.process: int | None = self.answer(0, START_S)
-        """Number of the second process; None if it did not start, or refused its work (`refused`)."""
+        """Id of the second process; None if it did not start, or refused its work (`refused`)."""
 
         self.refused = self.process is None and not self.gone
         if self.process is None:
@@ -92,15 +92,15 @@ class SecondProcess:
     # --- one message, one answer --------------------------------------------------------------------------
 
     def ask(self, message: Any, patience_s: float | None = None) -> Any | None:
-        """Send a message and return its answer, None if there is none. Arguments as for `post` and `answer`."""
+        """Send a message and return its answer; None if there is none. Arguments as for `post` and `answer`."""
         number = self.post(message)
         return None if number is None else self.answer(number, patience_s)
 
     def post(self, message: Any) -> int | None:
-        """Send a message: what `marshal` takes, or bytes, what it made of one.
+        """Send a message: a value that `marshal` accepts, or the bytes that `marshal` made of one.
 
         Returns:
-            What to ask `is_answered` and `answer` for; None if it could not be sent.
+            The message number for `is_answered` and `answer`; None if it could not be sent.
         """
         if not self._is_there:
             return None
@@ -119,18 +119,18 @@ class SecondProcess:
         return None
 
     def is_answered(self, number: int) -> bool:
-        """Return, at once, whether `answer` would not wait."""
+        """Return immediately whether `answer` would return without waiting."""
         with self._turn:
             while (waits := self._awaited.get(number) is None and self._is_there) and self._hear(0.0):
                 pass
             return not waits or self.gone
 
     def answer(self, number: int, patience_s: float | None = None) -> Any | None:
-        """Wait for the answer to a message, and return it; None if it is a failure, or nobody answers any more.
+        """Wait for the answer to a message, and return it; None after a failure, or if the second process is gone.
 
         Args:
-            number: of the message; it can be asked for once.
-            patience_s: the longest wait; who takes longer counts as gone.
+            number: message number; each answer can be fetched once.
+            patience_s: longest wait in seconds, after which the second process counts as gone; None for no limit.
         """
         with self._turn:
             try:
@@ -142,9 +142,9 @@ class SecondProcess:
             return answer
 
     def close(self, patience_s: float = END_S, kill: bool = False) -> None:
-        """Have the second process end when it has done its work, and wait; `kill` it if it takes longer.
+        """Let the second process finish its work and end, and wait; if it takes longer, kill it if `kill` is set.
 
-        A forked child leaves it alone.
+        In a forked child this does nothing.
         """
         if os.getpid() != self._owner or self._socket.fileno() < 0:
             return
@@ -160,13 +160,13 @@ class SecondProcess:
         self.gone = True
 
     def kill(self) -> None:
-        """End the second process now; whoever waits for an answer gets none."""
+        """Kill the second process; threads that wait for an answer get none."""
         if self.process is not None and self._is_there:
             with contextlib.suppress(OSError):
                 os.kill(self.process, signal.SIGKILL)
 
     def forget(self) -> None:
-        """Let go in a forked child: the second process ends when the first one does, not with its children."""
+        """Close the socket in a forked child: the second process ends with the first one, not with its children."""
         self._socket.close()
 
     @property
@@ -174,7 +174,7 @@ class SecondProcess:
         return not self.gone and os.getpid() == self._owner
 
     def _hear(self, patience_s: float | None) -> bool:
-        """Keep the next answer; return False if none came. Those that an interrupt kept from being awaited are lost."""
+        """Store the next answer; return False if none came. Drop answers that nobody awaits because of an interrupt."""
         try:
             self._socket.settimeout(patience_s)
             heard = self._messages.receive()
@@ -196,7 +196,7 @@ class SecondProcess:
 
 
 class _Messages:
-    """Numbered messages over a socket, each whole or not at all."""
+    """Numbered messages over a socket, each complete or not at all."""
 
     def __init__(self, over: socket.socket) -> None:
         self._socket = over
@@ -204,10 +204,10 @@ class _Messages:
         self._torn, self._is_cut = 0, False
 
     def send(self, number: int, content: bytes) -> None:
-        """Send a message, after what fills up one that an interrupt cut off.
+        """Send a message, after the padding for a message that an interrupt cut off.
 
         Raises:
-            OSError: nobody reads it.
+            OSError: nobody reads the message.
         """
         message = bytes(self._torn) + _HEAD.pack(_MARK, number, len(content), zlib.crc32(content)) + content
         self._torn = len(message)  # an interrupt may come anywhere below, and hide how much was sent
@@ -217,13 +217,13 @@ class _Messages:
         self._torn = 0
 
     def receive(self) -> tuple[int, bytes] | None:
-        """Return number and content of the next whole message, or None at the end, also in the middle of a message.
+        """Return number and content of the next complete message; None at the end, also in the middle of a message.
 
         Raises:
-            OSError: as the socket's; what has come of a message is kept.
+            OSError: from the socket; the received part of a message is kept.
         """
         while (message := self._whole()) is None:
-            if self._is_cut:  # an interrupt came between receiving and keeping: what comes is no continuation
+            if self._is_cut:  # an interrupt lost a received piece: the next one does not continue the message
                 self._heard.clear()
             self._is_cut = True
             try:
@@ -238,7 +238,7 @@ class _Messages:
         return message
 
     def _whole(self) -> tuple[int, bytes] | None:
-        """Take a message out of what was heard, past what is left of those that were cut off."""
+        """Remove a complete message from the received bytes and return it; skip the rest of those that were cut off."""
         heard = self._heard
         while (begin := heard.find(_MARK)) >= 0:
             del heard[:begin]
@@ -253,7 +253,7 @@ class _Messages:
                 del heard[:end]
                 return number, content
             del heard[: len(_MARK)]
-        del heard[: 1 - len(_MARK)]  # the rest may begin a mark
+        del heard[: 1 - len(_MARK)]  # the last bytes may be the beginning of a mark
         return None
 
 
@@ -261,12 +261,12 @@ class _Messages:
 
 
 def serve(work: contextlib.AbstractContextManager[Callable[[Any], Any]], home: Path | None = None) -> NoReturn:
-    """Answer messages until they end, then end at once, whatever hangs.
+    """Answer messages until they end, then exit at once, whatever still hangs.
 
     Args:
-        work: when entered, returns what answers a message, by anything that `marshal` takes but None. If that raises,
-            the first process is told, and the next message is read; an `XspError` on entering is a refusal.
-        home: a folder whose place is left out of what is told.
+        work: context manager; yields the function that answers messages by values that `marshal` accepts, but None. If
+            it raises, the first process gets the error, and may go on; an `XspError` on entering is a refusal.
+        home: a folder whose path is shortened to its name in errors.
     """
     messages = _Messages(socket.socket(fileno=os.dup(0)))
 
@@ -274,7 +274,7 @@ def serve(work: contextlib.AbstractContextManager[Callable[[Any], Any]], home: P
         with contextlib.suppress(OSError):  # nobody listens any more
             messages.send(number, marshal.dumps((answer, error)))
 
-    with contextlib.suppress(OSError):  # a program may have closed its own
+    with contextlib.suppress(OSError):  # the program may have closed its stderr
         os.dup2(2, 1)
     try:
         with work as answer_to, contextlib.suppress(ConnectionError):  # the first process may be killed

@@ -1,7 +1,7 @@
-"""The `xsp` command: one file a command, no logic of its own.
+"""The `xsp` command: one file per command, without logic.
 
 A command is a module with `SUMMARY`, a docstring that is its help, `arguments(parser)` and `run(options)`.
-Only here do errors become exit codes: 2 for what xsp cannot do, with one line that says why and what to do.
+Only here do errors become exit codes: 2 if xsp cannot do something, with one line that says why and what to do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMANDS = (
     "serve",
     "doctor",
 )
-"""Those of the profiler; what stands on it (graphs, and commands of third parties) comes in through entry points."""
+"""Commands of the profiler; commands that build on it (graphs, third parties) are found through entry points."""
 
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/demo  profile a model by name
@@ -59,7 +59,7 @@ EXAMPLES = """examples:
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Wraps prose to the terminal; paragraphs with indented lines, the examples, stay as they are."""
+    """A formatter that wraps prose to the terminal; paragraphs with indented lines (examples) stay unchanged."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = text.strip().split("\n\n")
@@ -67,14 +67,14 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it; options may stand between names, as people type."""
+    """A parser that reports an error in one line, without the usage; options may stand between positional arguments."""
 
     mixes = True
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if not self.mixes or any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions):
             return super().parse_known_args(args, namespace)
-        self.mixes = False  # it asks this method for the options, and then for the names
+        self.mixes = False  # the call below calls this method for the options, and then for the others
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from xsp.cli import progress
 
-    if typed[0] != "run":  # whose streams are its program's
+    if typed[0] != "run":  # its streams belong to the program
         progress.take_any_letter()
     try:
         words = list(typed)
@@ -116,15 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except XspError as error:
         from xsp.scrub import plain
 
-        # what it quotes of a trace or of a file's name is somebody else's text
+        # the message may quote foreign text from a trace or a file name
         print("xsp: error: " + "\n".join(map(plain, str(error).split("\n"))), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        if typed[0] == "run" or sys.excepthook is not sys.__excepthook__:  # of a program, or somebody says more of it
+        if typed[0] == "run" or sys.excepthook is not sys.__excepthook__:  # a program's, or a hook reports it
             raise
         print("xsp: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         sys.stderr.close()
         return 0
     except Exception as error:
@@ -138,10 +138,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 INTERRUPTED = 130
-"""Exit code, as of a shell whose command was interrupted."""
+"""Exit code after an interrupt, as in a shell."""
 
 OF_PROGRAMS = ("run", "profile", "sweep")
-"""Commands that run somebody's program, whose errors are its own."""
+"""Commands that run a user's program, whose errors are not those of xsp."""
 
 
 def _is_of_tables(error: Exception) -> bool:
@@ -156,7 +156,7 @@ def names() -> tuple[str, ...]:
 
 
 def _parts(name: str) -> Mapping[str, str]:
-    """Return the second words of a command that are commands of their own, with their modules."""
+    """Return the subcommands of a command, with their modules."""
     try:
         return getattr(_command(name), "PARTS", {})
     except PluginError:
@@ -164,7 +164,7 @@ def _parts(name: str) -> Mapping[str, str]:
 
 
 def _command(name: str) -> Any:
-    """Return the module of a command; of `predict fit`, that of the part.
+    """Return the module of a command; for `predict fit`, the module of the subcommand.
 
     Raises:
         PluginError: it comes from an entry point, and cannot be used.
@@ -178,10 +178,10 @@ def _command(name: str) -> Any:
 
 
 def _parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of one command, or of all; one of a third party that cannot be used is listed as such.
+    """Return the parser of one command, or of all; it lists a third party's unusable command as such.
 
     Raises:
-        PluginError: the one command cannot be used.
+        PluginError: `only` is given, and cannot be used.
     """
     parser = _Parser(
         prog="xsp",
@@ -191,7 +191,7 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"xsp {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND")  # not required: an unknown option is named first
+    commands = parser.add_subparsers(metavar="COMMAND")  # not required, so that an unknown option is reported first
     every = [each for name in names() for each in (name, *(f"{name} {part}" for part in _parts(name)))]
     for name in every if only is None else (only,):
         try:

@@ -1,4 +1,4 @@
-"""`python -m xsp.cli`: how launchers start `xsp run` on each rank."""
+"""Entry point of `python -m xsp.cli`, by which launchers start `xsp run` on each rank."""
 
 import sys
 
@@ -6,7 +6,7 @@ from xsp.cli import main
 
 
 def _typed(words: list[str]) -> list[str]:
-    """Return words with what some launchers put before all others, which is the program's, as an option of ours."""
+    """Return words with the program's `--local_rank`, which some launchers put first, turned into an option of xsp."""
     if words and words[0].startswith(("--local_rank=", "--local-rank=")):
         return [words[1], f"--for-program={words[0]}", *words[2:]]
     return words

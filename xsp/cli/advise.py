@@ -38,7 +38,7 @@ SUMMARY = "list what to change, with the gain and the place"
 
 FORMATS = ("table", "json")
 OF_MODEL = ("batch", "train", "sequence", "threads", "timings", "device", "fill")
-"""Options that are handed on, under their names, where they are given."""
+"""Options that are passed on under their names, if they are given."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Ask, show what is advised, and try it if that is wanted."""
+    """Print the advice, and try it if requested."""
     from xsp import advise
     from xsp.advise import advisor, pictures, records, text, trialtext
     from xsp.device import machine
@@ -118,7 +118,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _plan(given: argparse.Namespace, asked: Asked) -> Plan:
-    """Return what is to be tried, before anything is said that would have to wait for it."""
+    """Return the plan of the trials, so that errors in its options come before the advice is computed."""
     from xsp.advise import experiment, rerun
     from xsp.comparison import evidence
 
@@ -132,7 +132,7 @@ def _plan(given: argparse.Namespace, asked: Asked) -> Plan:
 
 
 def _try(given: argparse.Namespace, found: Advised, plan: Plan) -> int:
-    """Try the best pieces, and show each when it is finished; an interrupt leaves those that are."""
+    """Try the best pieces of advice, and show each trial when it is finished; an interrupt keeps finished trials."""
     from xsp.advise import experiment, records, trialtext
     from xsp.device import machine
     from xsp.run import Machine
@@ -159,7 +159,7 @@ def _try(given: argparse.Namespace, found: Advised, plan: Plan) -> int:
 
 
 def _as_json(given: argparse.Namespace, found: Advised, **more: Any) -> str:
-    """Return the form for machines, with what was tried where something was."""
+    """Return the advice as JSON, with the trials if there were any."""
     from xsp.evidence import advice, form
 
     said = advice.of(found, {"run": given.source, "name": found.name}, limit=given.limit)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SUMMARY = "print tables of a run"
 WIDTH_OF_A_FILE = 160
 ROWS = 40
-"""Rows of a printed table unless told otherwise."""
+"""Default number of rows of a printed table."""
 
 FORMATS = ("table", "csv", "json", "parquet")
 
@@ -91,7 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Load the runs, and print or write the analyses that are named; without a name, list them."""
+    """Load the runs, and print or write the named analyses; without names, list the analyses."""
     chosen = list({each.id: each for each in map(_find, given.names)}.values())
     _check(given, len(chosen))
     traces = _on_spark(given) if given.engine != "duckdb" else _here(given)
@@ -112,7 +112,7 @@ def _check(given: argparse.Namespace, chosen: int) -> None:
     """Check options that depend on each other, given the number of analyses.
 
     Raises:
-        UsageError: they do not go together; the message says what to type.
+        UsageError: they cannot be combined; the message says what to type.
     """
     if not chosen and (given.out is not None or given.format != "table"):
         raise UsageError("--format and --out are for the analyses that you name: xsp analyze RUN A2 --format csv")
@@ -145,7 +145,7 @@ def _write(found: Mapping[str, Answers], given: argparse.Namespace, several: boo
 
 
 def _answers(chosen: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[str, Answers], int]:
-    """Return what each analysis says of the traces, and how often one refused; the reasons go to stderr."""
+    """Return the results of each analysis on the traces, and the number of refusals; the reasons go to stderr."""
     refused = 0
     found: dict[str, Answers] = {}
     for each in chosen:
@@ -162,7 +162,7 @@ def _answers(chosen: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[
 
 
 def _chosen(answer: Answer, name: str, given: argparse.Namespace) -> Answer:
-    """Return an answer with the rows that are asked for; how many are printed is the table's to say."""
+    """Return an answer with the requested rows; a printed table limits their number itself."""
     from xsp.report import choosing
 
     run, con, relation = answer
@@ -171,7 +171,7 @@ def _chosen(answer: Answer, name: str, given: argparse.Namespace) -> Answer:
 
 
 def _tables(found: Mapping[str, Answers], given: argparse.Namespace, several: bool) -> str:
-    """Return tables as they look on this terminal, or as wide as a file takes them."""
+    """Return tables formatted for the width of this terminal, or for that of a file."""
     from rich.console import Console
 
     from xsp.analyses import ANALYSES
@@ -224,7 +224,7 @@ def _find(name: str) -> Analysis:
 
 
 def _overview(trace: Trace) -> None:
-    """Print what a person wants to see first of a trace with device work."""
+    """Print the overview of a trace with device work."""
     from rich.console import Console
 
     from xsp.report import text
@@ -245,7 +245,7 @@ def _list(trace: Trace) -> None:
         reason = each.refusal(trace)
         if reason is None:
             progress.tell(f"{each.id:22} {each.title}")
-        else:  # many have one reason, which follows their name
+        else:  # many share one reason, which follows their name
             refused.setdefault(reason.removeprefix(f"{each.id} ({each.title})").lstrip(": "), []).append(each)
     for reason, those in refused.items():
         progress.tell(textwrap.fill(f"not of this run: {plain(reason)}", Console().width, break_on_hyphens=False))

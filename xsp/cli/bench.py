@@ -112,7 +112,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Time what is missing, or show and move what there is."""
+    """Time missing calls, or show and move existing timings."""
     from xsp.bench.timings import Timings
 
     chosen = [
@@ -136,10 +136,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def budget(text: str) -> float:
-    """Read `60s`, `2m` or `90`.
+    """Return the seconds in `60s`, `2m` or `90`.
 
     Raises:
-        UsageError: something else, or nothing.
+        UsageError: the text is not a time above 0.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
     seconds = float(found.group(1)) * UNITS[found.group(2)] if found and found.group(2) in UNITS else 0.0
@@ -188,7 +188,7 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
 
 
 def _moved(given: argparse.Namespace, seconds: float) -> int:
-    """Time transfers or collectives, or show what is known of them."""
+    """Time transfers or collectives, or show their existing timings."""
     from xsp import sections
     from xsp.bench import curvetext, links
     from xsp.bench.timings import Timings
@@ -223,7 +223,7 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
 
 
 def _threads(given: argparse.Namespace) -> list[int | None]:
-    """Return the numbers of threads that were asked for; else that of the run; else None for all cores."""
+    """Return the requested numbers of threads; else that of the run; else None for all cores."""
     if given.threads is not None:
         return list(_numbers("--threads", given.threads))
     if given.missing_of is None:

@@ -132,7 +132,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Make the bound, show or write it."""
+    """Compute the bound, and show or write it."""
     from xsp import bound as bounds
     from xsp.bound import section, text
     from xsp.report import html
@@ -183,7 +183,7 @@ def _phases(given: argparse.Namespace, found: Bound) -> int:
 
 
 def _typed(given: argparse.Namespace) -> str:
-    """Return the options of the step as they are typed, for the command that comes next."""
+    """Return the options of the step as a user types them, for the suggested next command."""
     names = ("batch", "input", "sequence", "prefill", "decode", "threads", "run", "timings", "like")
     usual = {"sequence": 128}
     words = ["--train"] if given.train else []
@@ -195,7 +195,7 @@ def _typed(given: argparse.Namespace) -> str:
 
 
 def _of_step(given: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that bounds and curves share: of the model, of its timings, of its run."""
+    """Return the options that bounds and curves share: those of the model, its timings and its run."""
     return {
         "fill": given.fill,
         "trace": given.run,

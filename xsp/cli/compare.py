@@ -54,7 +54,7 @@ SLOWER, CANNOT_TELL = 1, 3
 """Exit codes."""
 
 LONGEST = 100
-"""Letters of a directory's name that xsp chooses."""
+"""Most letters of a directory name that xsp chooses."""
 
 FORMATS = ("table", "json", "csv", "markdown")
 
@@ -110,7 +110,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Load the runs, or make them in turns; compare, print."""
+    """Load the runs, or record them in turns; compare them, and print the comparison."""
     _refuse_what_does_not_go_together(given)
     percent = _percent(given.fail_if_slower)
     if given.turns is None:
@@ -153,7 +153,7 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
 
 
 def _directory(given: argparse.Namespace) -> Path:
-    """Return where the runs go: as asked for, or a directory that is not there yet."""
+    """Return the directory for the runs: the requested one, or one that does not exist yet."""
     from xsp.comparison import commands
 
     if given.out is not None:
@@ -194,12 +194,12 @@ def _in_turns(given: argparse.Namespace, taken: Turns, percent: float | None) ->
 
 
 def _say(what: str, done: int, total: int) -> None:
-    """Show progress where no bar can be drawn, as in the log of a CI job."""
+    """Show progress where no bar can be drawn, such as in the log of a CI job."""
     progress.warn(f"xsp: {what}", flush=True)
 
 
 def _kept(taken: Turns) -> str:
-    """Say where the runs of an interrupted comparison are, and what they can be used for."""
+    """Return a clause on where the runs of an interrupted comparison are, and how to use them."""
     if not taken.a or not taken.b:
         return ""
     a, b = (" ".join(output.shown(path) for path in paths) for paths in (taken.a, taken.b))
@@ -244,10 +244,10 @@ def _show(found: Comparison, given: argparse.Namespace) -> None:
 
 
 def _percent(text: str | None) -> float | None:
-    """Read `5%` or `5`.
+    """Return the percentage in `5%` or `5`; None for None.
 
     Raises:
-        UsageError: something else.
+        UsageError: the text is not a percentage.
     """
     if text is None:
         return None
@@ -261,7 +261,7 @@ def _percent(text: str | None) -> float | None:
 
 
 def _gate(found: Comparison, percent: float, if_cannot_tell: int | None) -> int:
-    """Say whether the step is slower by that much or more, and return the exit code."""
+    """Return the exit code; print a warning if the step is slower by that much or more, or if this is undecided."""
     from xsp.comparison.conclusion import MORE_RUNS
 
     step = found.step

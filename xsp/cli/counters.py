@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Join, and say how much of the device's time has counters now."""
+    """Join the reports, and print how much of the device time has counters now."""
     from xsp.counters import storing
 
     progress.tell(shown(storing.attach(given.run, given.reports)))
@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def once_more(count: Callable[[], dict[str, Any]]) -> None:
-    """Have the kernels of a run counted, and say how that went; without counters the run is whole all the same."""
+    """Have the kernels of a run counted, and print the result; a failure leaves the run complete without counters."""
     progress.warn("xsp: running again under Nsight Compute, which replays each kernel of one step")
     try:
         progress.warn(shown(count()))
@@ -46,7 +46,7 @@ def once_more(count: Callable[[], dict[str, Any]]) -> None:
 
 
 def shown(said: dict[str, Any]) -> str:
-    """Return in a line how much was joined."""
+    """Return a line with the share of kernels and rows that were joined."""
     return (
         f"xsp: {said['with_counters']} of {said['kernels']} kernels have counters, "
         f"{said['device_time_percent']} % of device time; {said['rows_joined']} of {said['rows']} rows were joined"

@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the machine, and every plugin with its state."""
+    """Print the properties of the machine, and every plugin with its state."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -38,7 +38,7 @@ PARTS = {
     "serve": "xsp.cli.evaluate_serve",
     "schema": "xsp.cli.evaluate_schema",
 }
-"""Second words that are commands of their own."""
+"""Modules of the subcommands, by name."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Say which parts there are."""
+    """List the subcommands."""
     del given
     from importlib import import_module
 

@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Start or end it."""
+    """Start or end an agent."""
     from xsp.evaluate import onray
 
     onray.connect(given.ray)

@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """List them."""
+    """List the agents."""
     from xsp.evaluate import onray, results, tables
 
     onray.connect(given.ray)

@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Check, and say it."""
+    """Check the manifest, and print the result."""
     from xsp.evaluate import agents, pipeline, reading, yamltext
 
     found = reading.read(given.manifest)

@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Compare, and show it."""
+    """Compare the results, and print the comparison."""
     from xsp.evaluate import results, standings, tables
 
     found = standings.compared([results.named(each, given.store) for each in given.result])

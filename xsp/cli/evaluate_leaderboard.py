@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Show it."""
+    """Print the leaderboard."""
     from xsp.evaluate import standings, tables
 
     found = evaluate_run.every_result(given.store)

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """List them."""
+    """List the results."""
     from xsp.evaluate import tables
 
     found = evaluate_run.every_result(given.store)

@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Show them."""
+    """Measure the effects, and print them."""
     from dataclasses import asdict
 
     from xsp.evaluate import pitfalls, tables

@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Carry it out again, and say what it is."""
+    """Run the manifest again, and print the judgement."""
     from xsp.evaluate import agents, reading, results, standings, tables
 
     before = results.named(given.result, given.store)
@@ -74,10 +74,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _agent(given: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
-    """Return who carries a manifest out again: of a cluster the agent that is named, or the maker of the result.
+    """Return the agent that runs a manifest again: on a cluster, the named agent or the one that made the result.
 
     Raises:
-        UsageError: there is none, or several are named.
+        UsageError: there is no such agent, or several are named.
     """
     from xsp.evaluate import agents, transports
 

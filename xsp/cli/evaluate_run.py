@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def running(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command that carries out manifests."""
+    """Add the options of every command that runs manifests."""
     parser.add_argument(
         "--agents",
         default="local",
@@ -81,7 +81,7 @@ def stored(parser: argparse.ArgumentParser) -> None:
 
 
 def every_result(store: Path) -> list[Result]:
-    """Return the results of a store, the newest last, and warn of files that are none."""
+    """Return the results of a store, the newest last, and warn of files that are not results."""
     from xsp.evaluate import results
 
     found, wrong = results.every(store)
@@ -91,7 +91,7 @@ def every_result(store: Path) -> list[Result]:
 
 
 def label(text: str) -> tuple[str, str]:
-    """Read `rack=7`."""
+    """Return name and value of a label, `rack=7`."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")
@@ -99,7 +99,7 @@ def label(text: str) -> tuple[str, str]:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Carry them out, and show what was found."""
+    """Run the manifests, and print the results."""
     from xsp.evaluate import builtin, dialects, reading, standings
 
     found = [reading.read(each) for each in given.manifest]
@@ -118,7 +118,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
-    """Carry out manifests, and show the results; 3 if one could not be."""
+    """Run manifests, and print the results; return 3 if one could not be run."""
     from xsp.errors import ManifestError
     from xsp.evaluate import agents, transports
     from xsp.levels import parse_levels
@@ -149,7 +149,7 @@ def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
 
 
 def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) -> tuple[list[Path], int]:
-    """Carry out manifests by the agents of a Ray cluster, and return the results and how many there are not."""
+    """Run manifests on the agents of a Ray cluster, and return the results and the number of missing results."""
     from xsp.evaluate import dispatch
 
     if given.seconds is not None or given.label:
@@ -174,11 +174,11 @@ def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
     """Return the agents of a Ray cluster, and warn of those that do not answer.
 
     Args:
-        address: of the cluster.
-        named: those that are meant; all if None.
+        address: address of the cluster.
+        named: names of the agents; None for all.
 
     Raises:
-        ManifestError: there is no cluster, or no agent of a name.
+        ManifestError: there is no cluster, or no agent of one of the names.
         UsageError: no agent answers.
     """
     from xsp.evaluate import onray
@@ -193,7 +193,7 @@ def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
 
 
 def _shown(given: argparse.Namespace, made: list[Path], failed: int) -> int:
-    """Show results; 3 if one could not be had."""
+    """Print results; return 3 if one is missing."""
     from xsp.evaluate import results, tables
 
     if not made:

@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the schema."""
     del given
     from xsp.evaluate import manifest
 

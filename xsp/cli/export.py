@@ -102,7 +102,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Write or send, and say what became of it."""
+    """Write or send the run, and print the result."""
     if given.format is not None:
         return _write(given)
     _refuse(given, ("out", "table", "weight"), "only with --format")
@@ -133,7 +133,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _write(given: argparse.Namespace) -> int:
-    """Write a file, and say what is in it and what is not."""
+    """Write a file, and print what it contains and what it lacks."""
     from xsp import plugins
     from xsp.exporters import contract
     from xsp.ingest import load
@@ -160,7 +160,7 @@ def _write(given: argparse.Namespace) -> int:
 
 
 def _rows(trace: Trace, name: str) -> str:
-    """Return the name of a table in the trace's engine: an analysis becomes one."""
+    """Return the name of a table in the trace's engine; an analysis becomes a view."""
     from xsp.analyses import ANALYSES
 
     if name in ("spans", "merged"):
@@ -197,7 +197,7 @@ def _options(given: argparse.Namespace) -> EndpointOptions:
 
 
 def _say(counts: Counts, to: Endpoint, given: argparse.Namespace) -> None:
-    """Print what was sent; what was not goes to stderr with the reason and what to type."""
+    """Print what was sent; print failures on stderr, with the reason and what to type."""
     from xsp.otlp import send
 
     progress.tell(

@@ -103,7 +103,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Make the graph, show or write it."""
+    """Make the graph, and show or write it."""
     from xsp.graph import corpus
 
     if (given.all is None) == (given.source is None):
@@ -150,7 +150,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _graph(given: argparse.Namespace, source: str, beside: str | None = None, by: str = "capture") -> Graph:
-    """Make the graph of a source; of options that it does not take, those are left out that the one beside it does."""
+    """Return the graph of a source, without the options that only the source beside it takes."""
     from xsp.graph import sources
 
     asked = {
@@ -168,7 +168,7 @@ def _graph(given: argparse.Namespace, source: str, beside: str | None = None, by
 
 
 def _rewritten(given: argparse.Namespace, first: Graph) -> int:
-    """Show what a graph could do without, and keep the one without it."""
+    """Show the calls that a graph does not need, and save the graph without them."""
     from xsp.graph import rewrite
 
     others = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
@@ -185,7 +185,7 @@ def _rewritten(given: argparse.Namespace, first: Graph) -> int:
 
 
 def _compared(given: argparse.Namespace, first: Graph) -> int:
-    """Show how a graph differs from that of another source."""
+    """Show the differences between a graph and that of another source."""
     from xsp.graph import difference
 
     found = difference.of(first, _graph(given, given.compare, beside=given.source))
@@ -197,7 +197,7 @@ def _compared(given: argparse.Namespace, first: Graph) -> int:
 
 
 def _corpus(given: argparse.Namespace) -> int:
-    """Make the graphs of all models of some sources, and name those that fail."""
+    """Make the graphs of all models of some sources, and print the models that fail."""
     from xsp import models
     from xsp.graph import corpus
 
@@ -226,7 +226,7 @@ def _corpus(given: argparse.Namespace) -> int:
 
 
 def _shared(given: argparse.Namespace) -> int:
-    """Show which layers the models of a corpus share, or how its measures go with latencies."""
+    """Show which layers the models of a corpus share, or how its measures correlate with latencies."""
     from xsp.graph import corpustext, sharing
     from xsp.report import html
 
@@ -251,7 +251,7 @@ def _shared(given: argparse.Namespace) -> int:
 
 
 def _correlated(given: argparse.Namespace, corpus: Corpus) -> int:
-    """Show how latencies of a file follow the measures of a corpus."""
+    """Show how latencies in a file correlate with the measures of a corpus."""
     from xsp.bound import correlate, correlatetext, latencies
     from xsp.report import html
 

@@ -1,9 +1,9 @@
 """Read traces of other profilers, OTLP files and Jaeger's traces into a run directory.
 
-PyTorch's profiler (Kineto), Nsight Systems (SQLite), Chrome and Perfetto JSON, OTLP files, Jaeger's traces by URL or
-as downloaded; an execution trace (Chakra) together with its Kineto trace. A folder means the files in it: the ranks
-of a job. What was read and what was skipped, with the reason, is printed and recorded under `imported` in run.json.
-Names of users, hosts, jobs and paths are not imported.
+It reads traces of PyTorch's profiler (Kineto), Nsight Systems (SQLite), Chrome and Perfetto JSON, OTLP files, Jaeger's
+traces by URL or as downloaded, and an execution trace (Chakra) together with its Kineto trace. A folder means the files
+in it: the ranks of a job. What was read and what was skipped, with the reason, is printed and recorded under `imported`
+in run.json. Names of users, hosts, jobs and paths are not imported.
 
 examples:
   xsp import trace.json.gz -o runs/gpu
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Import beside the place, move it there whole, say what was lost."""
+    """Import the sources completely or not at all, and print what was lost."""
     from xsp.ingest import sources
 
     written = sources.import_whole(given.out, given.sources, given.overwrite, names=given.keep_names)

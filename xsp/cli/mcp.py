@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Serve until the client hangs up, or an interrupt."""
+    """Serve until the client disconnects, or an interrupt."""
     from xsp.evidence import form, server
 
     if given.schema:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are read."""
+"""Options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _KeepArguments(argparse.Action):
-    """Says it to all processes that are started: every rank writes its own run."""
+    """An option that child processes get through the environment, because every rank writes its own run."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **others: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **others)
@@ -73,7 +73,7 @@ def recording(parser: argparse.ArgumentParser) -> None:
 
 
 def remarking(parser: argparse.ArgumentParser) -> None:
-    """Add the option that leaves out what is advised at the end."""
+    """Add the option that suppresses the advice at the end."""
     parser.add_argument("--no-advice", action="store_true", help="print no advice at the end")
 
 
@@ -90,7 +90,7 @@ def sampling_steps(parser: argparse.ArgumentParser) -> None:
 
 
 def counting(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command that runs once more for counters."""
+    """Add the options of every command that runs again for hardware counters."""
     group = parser.add_argument_group("hardware counters")
     group.add_argument(
         "--counters",
@@ -101,10 +101,10 @@ def counting(parser: argparse.ArgumentParser) -> None:
 
 
 def check_counting(given: argparse.Namespace) -> None:
-    """Refuse counters where no run of kernels could have them.
+    """Check that the other options allow hardware counters.
 
     Raises:
-        UsageError: so it is.
+        UsageError: they do not.
     """
     if given.counters and given.otlp is not None:
         raise UsageError(
@@ -150,14 +150,14 @@ def step_of_model(parser: argparse._ActionsContainer) -> None:
 
 
 def sample_of_model(parser: argparse._ActionsContainer) -> None:
-    """Add what a step of a model does, and the size of one sample."""
+    """Add the options for the kind of step of a model, and for the size of one sample."""
     parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
     parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
     parser.add_argument("--sequence", type=rows, default=128, metavar="N", help="tokens of one sample (default: 128)")
 
 
 def sizes(parser: argparse._ActionsContainer) -> None:
-    """Add the option that gives numbers to the dimensions of an ONNX file that have names."""
+    """Add the option for the sizes of named dimensions in an ONNX file."""
     parser.add_argument(
         "--size",
         type=_sizes,
@@ -167,10 +167,10 @@ def sizes(parser: argparse._ActionsContainer) -> None:
 
 
 def _sizes(text: str) -> dict[str, int]:
-    """Read `sequence=128,past=0`.
+    """Return the sizes in `sequence=128,past=0`, by name.
 
     Raises:
-        ArgumentTypeError: something else, or a name twice.
+        ArgumentTypeError: the text has another form, or repeats a name.
     """
     found: dict[str, int] = {}
     for each in text.split(","):
@@ -182,7 +182,7 @@ def _sizes(text: str) -> dict[str, int]:
 
 
 def seeding(parser: argparse._ActionsContainer) -> None:
-    """Add the seed of a command that makes weights and inputs, and nothing else by chance."""
+    """Add the seed of a command in which only weights and inputs are random."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and inputs (default: 0)")
 
 
@@ -203,10 +203,10 @@ def phases(parser: argparse._ActionsContainer) -> None:
 
 
 def rows(text: str) -> int:
-    """Read how many rows of a table to print.
+    """Return a number above 0, such as the rows of a table to print.
 
     Raises:
-        ArgumentTypeError: it is no number above 0.
+        ArgumentTypeError: the text is not a number above 0.
     """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
@@ -214,10 +214,10 @@ def rows(text: str) -> int:
 
 
 def batches(text: str) -> list[int]:
-    """Read `1,2,4,8`.
+    """Return the numbers in `1,2,4,8`.
 
     Raises:
-        UsageError: something else.
+        UsageError: they are not different positive numbers.
     """
     try:
         sizes = [int(part) for part in text.split(",")]
@@ -229,10 +229,10 @@ def batches(text: str) -> list[int]:
 
 
 def steps(text: str | None) -> tuple[int, ...] | None:
-    """Read `5,7,9`.
+    """Return the numbers in `5,7,9`; None for None.
 
     Raises:
-        UsageError: something else.
+        UsageError: the text has another form.
     """
     if text is None:
         return None
@@ -243,10 +243,10 @@ def steps(text: str | None) -> tuple[int, ...] | None:
 
 
 def shape(text: str | None) -> tuple[int, ...] | None:
-    """Read `3x224x224`.
+    """Return the sizes in `3x224x224`; None for None.
 
     Raises:
-        UsageError: something else.
+        UsageError: the text has another form.
     """
     if text is None:
         return None
@@ -260,7 +260,7 @@ def shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def model_settings(given: argparse.Namespace, batch: int) -> models.Settings:
-    """Return how the model is to be run, from the options of `modelling`."""
+    """Return the settings for running the model, from the options of `modelling`."""
     from xsp import models
     from xsp.launch.models import default_device
 
@@ -277,14 +277,14 @@ def model_settings(given: argparse.Namespace, batch: int) -> models.Settings:
 
 
 def recorded(given: argparse.Namespace, name: str) -> Settings:
-    """Return how the run is to be recorded, from the options of `recording` and perhaps `sampling_steps`.
+    """Return the settings for recording the run, from the options of `recording` and possibly `sampling_steps`.
 
     Args:
-        given: the command's options; those that are called as a setting say it.
-        name: of the run, and of its directory if none was given.
+        given: the command's options; an option with the name of a setting sets it.
+        name: name of the run, and of its directory if none was given.
 
     Raises:
-        UsageError: they make no sense.
+        UsageError: the settings are invalid.
     """
     asked = {each.name: getattr(given, each.name) for each in fields(Settings) if each.name in given}
     asked |= {"name": name, "out": given.out or Path("runs") / name, "next_free": given.out is None}

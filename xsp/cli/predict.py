@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SUMMARY = "predict the time of a training step on N ranks"
 
 PARTS = {"fit": "xsp.cli.predict_fit", "at": "xsp.cli.predict_at", "next": "xsp.cli.predict_next"}
-"""Second words that are commands of their own; a run of such a name is ./fit."""
+"""Modules of the subcommands, by name; a run with such a name is typed as ./fit."""
 
 FORMATS = ("table", "json")
 
@@ -74,11 +74,11 @@ def size(text: str) -> int:
 
 
 class Bytes(int):
-    """Of a batch, of which storage was timed."""
+    """Bytes of a batch, whose time of reading comes from timings of the storage."""
 
 
 def loader(text: str) -> tuple[float | Bytes, float, int]:
-    """Return seconds of reading (or its bytes) and of decoding a batch, and workers: 5ms,40ms,8 or 12MB,40ms,8."""
+    """Return seconds (or bytes) of reading a batch, seconds of decoding it, and workers: 5ms,40ms,8 or 12MB,40ms,8."""
     parts = [each.strip() for each in text.split(",")]
     much = Bytes(size(parts[0])) if re.fullmatch(r"\d+(?:\.\d+)?\s*[kmg]?i?b", parts[0].lower()) else None
     times = [
@@ -94,7 +94,7 @@ def loader(text: str) -> tuple[float | Bytes, float, int]:
 
 
 def straggler(text: str) -> tuple[float, str]:
-    """Return how much slower, and who: 1.3, 1.3:turns, 1.3:together."""
+    """Return the factor of slowness, and which ranks are slow: 1.3, 1.3:turns, 1.3:together."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)(?::(one|turns|together))?", text.strip())
     if found is None or not float(found[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is no factor above 0, such as 1.3, 1.3:turns or 1.3:together")
@@ -217,7 +217,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Predict, and show it."""
+    """Predict the step, and print the prediction."""
     from xsp.predict import collectives, recorded, scaling, text
 
     if given.link is None and max(given.ranks) > 1:
@@ -244,7 +244,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _asked(given: argparse.Namespace, original: Recorded, machine: Machine) -> tuple[Recorded, Job]:
-    """Return the step and the job that options make of a recorded one."""
+    """Return the step and the job that result from a recorded step and the options."""
     from xsp.predict import collectives, measured
     from xsp.predict.collectives import Algorithm
     from xsp.predict.training import NO_LINK, Job

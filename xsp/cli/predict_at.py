@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Predict, and show it."""
+    """Predict the configurations, and print the predictions."""
     from xsp.predict import fitted, fittext, judged
 
     found = fitted.read(given.fit or Path(fitted.NAME))
@@ -58,10 +58,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def asked(found: Judged, values: list[tuple[str, tuple[str, ...]]]) -> list[dict[str, float | str]]:
-    """Return all combinations of the given values; a factor that has one value only need not be given.
+    """Return all combinations of the given values; a factor with only one recorded value may be omitted.
 
     Raises:
-        UsageError: a name stands twice, or there are too many combinations.
+        UsageError: a name is given twice, a value is not a number, or there are too many combinations.
     """
     from itertools import product
     from math import prod

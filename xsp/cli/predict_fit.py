@@ -30,7 +30,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def count(text: str) -> int:
-    """Return how many resampled fits are made: from 20 on, so that there are percentiles."""
+    """Return the number of resampled fits: at least 20, so that there are percentiles."""
     if not (text.isascii() and text.isdigit() and 20 <= int(text) <= 10_000):
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 20 to 10000")
     return int(text)
@@ -68,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Fit, judge, keep, and show it."""
+    """Fit a model, judge it, store it, and print it."""
     from dataclasses import replace
 
     from xsp.errors import UsageError
@@ -81,7 +81,7 @@ def run(given: argparse.Namespace) -> int:
     wanted = (*named, *((given.each,) if given.each else ())) if named else ()
     if given.extrinsic or not named:
         chosen = wanted
-    else:  # what is not named multiplies
+    else:  # columns that are not named multiply
         every = configurations.of_rows(rows, given.time, given.unit, (), given.category, given.group)
         chosen = tuple(dict.fromkeys((*wanted, *(each.name for each in every.factors))))
     if given.each and not chosen:

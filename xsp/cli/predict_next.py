@@ -23,7 +23,7 @@ SUMMARY = "propose configurations to record next"
 
 
 def seconds(text: str) -> float:
-    """Return seconds, from 0 on."""
+    """Return a number of seconds, at least 0."""
     try:
         found = float(text)
     except ValueError:
@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Choose, and show it."""
+    """Choose configurations, and print them."""
     from xsp.errors import UsageError
     from xsp.predict import fitted, fittext, nextrun
 

@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Profile, print the first tables, say what to type next."""
+    """Profile the model, print the first tables, and suggest the next commands."""
     from xsp.launch import models
 
     sizes = options.batches(given.batch)

@@ -1,4 +1,4 @@
-"""What commands print: lines, tables for a terminal or a pipe, progress between steps, a run's first tables."""
+"""Output of commands: lines, tables for a terminal or a pipe, progress between steps, a run's first tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def tell(text: str, flush: bool = False) -> None:
-    """Print lines on stdout; what they quote of a trace, of a path or of a plugin gives no command to a terminal."""
+    """Print lines on stdout; text quoted from a trace, a path or a plugin cannot control the terminal."""
     print(plain_lines(text), flush=flush)
 
 
@@ -26,13 +26,13 @@ def warn(text: str, flush: bool = False) -> None:
 
 
 def put(content: str) -> None:
-    """Write a table to stdout: to a terminal what it only shows, to a pipe or a file each letter as it is."""
+    """Write a table to stdout: to a terminal without control characters, to a pipe or a file unchanged."""
     sys.stdout.write(plain_lines(content) if sys.stdout.isatty() else content)
 
 
 @contextmanager
 def shown(quiet: bool) -> Iterator[Progress]:
-    """Show a progress bar on stderr. It is drawn between steps only: no thread of its own disturbs them."""
+    """Show a progress bar on stderr. It is drawn only between steps: it has no thread that would disturb them."""
     if quiet:
         from xsp.launch.models import show_nothing
 
@@ -43,14 +43,14 @@ def shown(quiet: bool) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # FORCE_COLOR, which notebooks and CI set, would have the bar drawn line below line into files
+    # FORCE_COLOR, which notebooks and CI set, would make the bar add a line to a file at each update
     console = Console(stderr=True, force_terminal=None if sys.stderr.isatty() else False)
     bar = Bar(*columns, console=console, auto_refresh=False)
     with ExitStack() as opened:
 
         def show(what: str, done: int, total: int) -> None:
             if not bar.task_ids:
-                opened.enter_context(bar)  # not before: what fails at once leaves no line of the bar's
+                opened.enter_context(bar)  # not earlier: a command that fails at once prints no bar
             task = bar.task_ids[0] if bar.task_ids else bar.add_task(what, total=total)
             bar.update(task, description=what, completed=done, total=total)
             bar.refresh()
@@ -59,18 +59,18 @@ def shown(quiet: bool) -> Iterator[Progress]:
 
 
 def take_any_letter() -> None:
-    """Have stdout and stderr print a question mark for what a terminal's encoding does not have, as Latin-1 lines."""
+    """Make stdout and stderr print a question mark for characters that their encoding, such as Latin-1, lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def show_result(out: Path, remarks: bool = True) -> None:
-    """Print a run's first tables, what to type next, and on stderr what plugins remark about the run.
+    """Print a run's first tables and the next commands, and on stderr the remarks of plugins about the run.
 
     Args:
         out: the run, or the sweep.
-        remarks: whether plugins are asked; of a sweep they are not.
+        remarks: whether to print the remarks of plugins; a sweep has none.
     """
     take_any_letter()
     from rich.console import Console

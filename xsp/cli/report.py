@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Load the runs; write their pages and say where they are, or serve them."""
+    """Load the runs; write their pages and print where they are, or serve them."""
     if given.out and (given.serve or len(given.paths) > 1):
         raise UsageError("-o names the page of one run: leave it out with several runs and with --serve")
     if given.port is not None and not given.serve:
@@ -72,7 +72,7 @@ def _write(given: argparse.Namespace) -> int:
 
 
 def _beside(trace: Path) -> Path:
-    """Return where the page of a trace goes: trace.html for trace.json.gz."""
+    """Return the path of the page of a trace: trace.html for trace.json.gz."""
     return trace.with_name(trace.name.removesuffix(".gz")).with_suffix(".html")
 
 

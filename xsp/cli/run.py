@@ -127,7 +127,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _budget(given: argparse.Namespace) -> str | None:
-    """Return what the overhead may be; None for no limit."""
+    """Return the limit of the overhead; None for no limit."""
     if given.budget is not None:
         return None if given.budget == "off" else str(given.budget)
     asked = given.every is not None or given.only is not None or given.one_at_a_time or given.counting
@@ -135,7 +135,7 @@ def _budget(given: argparse.Namespace) -> str | None:
 
 
 def _meant(given: argparse.Namespace) -> Program | Elsewhere | Job:
-    """Return what is to be run: a launcher's job, a program, or a program that wants another interpreter."""
+    """Return what to run: a launcher's job, a program, or a program that needs another interpreter."""
     from xsp.launch import program, ranks
 
     words = given.words[1:] if given.words[0] == "--" else given.words
@@ -170,7 +170,7 @@ def _refuse_what_does_not_go_with(job: Job, given: argparse.Namespace) -> None:
 
 
 def _show(out: Path, remarks: bool) -> None:
-    """Print the first tables; a script that did no step is a reason to say so, not to fail."""
+    """Print the first tables; if the script did no step, report that instead of failing."""
     from xsp.cli import progress
     from xsp.errors import TraceError
 

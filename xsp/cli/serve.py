@@ -68,7 +68,7 @@ def run(given: argparse.Namespace) -> int:
     http, grpc = address(given.http), address(given.grpc)
     if http is None and grpc is None:
         raise UsageError("--http off and --grpc off: nothing would be received; leave one of them on")
-    with _signals() as heard:  # a second signal ends it at once; what arrived can be loaded then too
+    with _signals() as heard:  # a second signal ends it at once; received data still loads
         server = Server(given.out, http, grpc, limits, lambda line: progress.tell(line, flush=True))
         server.start()
         heard.recv(1)
@@ -80,8 +80,8 @@ def run(given: argparse.Namespace) -> int:
 def _signals() -> Iterator[socket.socket]:
     """Yield a socket on which a byte arrives with the first interrupt or termination.
 
-    The system may give a signal to any thread, as it does where the process was stopped when the signal came: a main
-    thread that waits for a lock does not wake then.
+    The system may deliver a signal to any thread, as it does if the process was stopped when the signal came; then a
+    main thread that waits for a lock does not wake up.
     """
     heard, told = socket.socketpair()
     told.setblocking(False)
@@ -97,10 +97,10 @@ def _signals() -> Iterator[socket.socket]:
 
 
 def _size(text: str) -> int:
-    """Read `64MiB`.
+    """Return the bytes in `64MiB`, at most 1 GiB.
 
     Raises:
-        UsageError: something else.
+        UsageError: the text is not a size.
     """
     found = re.fullmatch(r"(\d+)(|KiB|MiB|GiB)", text)
     if found is None or not int(found[1]):

@@ -33,11 +33,11 @@ PARTS = {
     "measure": "xsp.cli.share_measure",
     "estimate": "xsp.cli.share_estimate",
 }
-"""Second words that are commands of their own."""
+"""Modules of the subcommands, by name."""
 
 
 def placed(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says where the store's socket is."""
+    """Add the option for the directory of the store's socket."""
     parser.add_argument(
         "--dir",
         type=Path,
@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Say which parts there are."""
+    """List the subcommands."""
     del given
     from importlib import import_module
 

@@ -1,8 +1,8 @@
-"""Compare all weights on devices with the memory of the store, which nobody can write.
+"""Compare all weights on devices with the memory of the store, which is read-only.
 
 Nothing stops a process from writing weights on a device. At each attachment a sample of blocks is compared; this
-compares all of them. What differs is given to nobody any more: who attaches from then on gets another copy, and those
-who are attached are named. On the host there is nothing to compare.
+command compares all blocks. Weights that differ are not shared any more: processes that attach later get another copy,
+and the attached processes are listed. On the host there is nothing to compare.
 
 exit codes:
   0  nothing differs
@@ -30,11 +30,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Have them compared, and return the exit code."""
+    """Have the weights compared, and return the exit code."""
     from xsp.share import client, devices, shelf
 
     if not devices.status(given.dir):
-        client.status(given.dir)  # says that there is no store
+        client.status(given.dir)  # raises if there is no store
         progress.tell("the store serves no device, and memory of the host cannot be written: nothing to compare")
         return 0
     found = devices.check(given.dir)

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Read the header, measure the constants that are missing, and show what follows."""
+    """Read the header, measure the missing constants, and print the estimate."""
     from xsp.bench.timings import Timings
     from xsp.errors import ShareError
     from xsp.share import estimate, paying, weights

@@ -25,13 +25,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Have them evicted."""
+    """Evict the weights."""
     from xsp.share import client, devices
 
     if (given.key is None) == (not given.all):
         raise UsageError("give one KEY, or --all")
     key = "*" if given.all else given.key.removeprefix("sha256:")
-    on_devices = devices.evict(key, given.dir)  # first: what is on a device stays on the host
+    on_devices = devices.evict(key, given.dir)  # first: the host keeps weights that are on a device
     found = client.evict(key, given.dir)
     also = f", {on_devices} on devices" if on_devices else ""
     progress.tell(f"{found['evicted']} evicted{also}, {found['attached']} attached and kept")

@@ -1,8 +1,8 @@
 """Measure whether sharing pays for a model on this machine, compared with loading without a store.
 
 Fresh processes take turns: `safetensors.torch.load_file`, which maps the file, `torch.load`, and `xsp.share.attach`.
-Compared are the time of loading and of the first call, and memory by the number of processes. A store is started for
-it, and ended. It takes some minutes on a quiet machine, and ends as soon as the answer is known.
+It compares the time of loading and of the first call, and memory by the number of processes, with a store of its own.
+It takes some minutes on a quiet machine, and ends as soon as the answer is known.
 
 examples:
   xsp share measure torchvision:resnet50                           weights from a seed
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Measure, and show it."""
+    """Measure, and print the result."""
     from xsp.errors import UsageError
     from xsp.share import measuring, paying
 

@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Bring them, one by one."""
+    """Copy the files, one by one."""
     from xsp import clock
     from xsp.share import client, shelf, weights
 

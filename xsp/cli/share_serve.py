@@ -77,10 +77,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def size(text: str, option: str = "--capacity") -> int:
-    """Read `8GiB`.
+    """Return the bytes in `8GiB`.
 
     Raises:
-        UsageError: something else.
+        UsageError: the text is not a size.
     """
     found = re.fullmatch(r"(\d+)(|KiB|MiB|GiB|TiB)", text)
     if found is None or not int(found[1]):
@@ -89,7 +89,7 @@ def size(text: str, option: str = "--capacity") -> int:
 
 
 def _free() -> int:
-    """Return how much memory is free, in bytes; 1 GiB where the system does not tell."""
+    """Return the free memory in bytes; 1 GiB if the system does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             told = dict(line.split(":", 1) for line in lines)

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Ask it."""
+    """Print the status of the store."""
     from xsp.share import client, devices, shelf
 
     found = client.status(given.dir)

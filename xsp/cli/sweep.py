@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Measure each size, print A1 and the optimum."""
+    """Measure each batch size, and print A1 and the optimum."""
     from rich.console import Console
 
     from xsp.ingest import load

@@ -44,7 +44,7 @@ def run(given: argparse.Namespace) -> int:
         console.print(watched(figures), end="", soft_wrap=True)
         return 0
     live = Live(watched(figures), console=console, auto_refresh=False)
-    try:  # around the start too: who sees the first figures may interrupt before it has returned
+    try:  # around `start` too: an interrupt may come as soon as the first figures are shown
         live.start(refresh=True)
         while not figures.finished:
             time.sleep(given.interval)

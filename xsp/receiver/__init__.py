@@ -1,4 +1,4 @@
-"""The embedded receiver: OTLP over HTTP and gRPC, into run directories, for those who have no Collector.
+"""The embedded receiver: OTLP over HTTP and gRPC into run directories, without a Collector.
 
-`journal` turns requests into files, `http` and `grpc` are its two transports, `limits` says how much goes on at a time.
+`journal` turns requests into files, `http` and `grpc` are its two transports, `limits` bounds concurrent work.
 """

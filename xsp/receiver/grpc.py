@@ -15,11 +15,11 @@ from xsp.receiver.limits import Full, Limits, Room, TooLarge
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 THREADS = 4
 AGE_MS = 60_000
-"""After which a connection is renewed; so requests that never end do not stay."""
+"""Age in milliseconds at which a connection is renewed, so that requests that never end do not stay."""
 
 
 def server(address: str, receiving: Receiving, room: Room, limits: Limits) -> tuple[grpc.Server, int]:
-    """Return a gRPC server that listens, to be started, and its port.
+    """Return a gRPC server that is bound but not started, and its port.
 
     Raises:
         OSError: the address cannot be used.
@@ -48,7 +48,7 @@ def server(address: str, receiving: Receiving, room: Room, limits: Limits) -> tu
             ("grpc.so_reuseport", 0),
         ],
     )
-    # bytes as they came: what cannot be decoded gets its own answer
+    # no deserializer: a request that cannot be decoded gets an answer of ours
     handler = grpc.unary_unary_rpc_method_handler(export, None, ExportTraceServiceResponse.SerializeToString)
     made.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})])
     try:

@@ -1,7 +1,7 @@
-"""OTLP over HTTP: `POST /v1/traces`, protobuf or JSON, plain or gzip; every other request is told what is wrong.
+"""OTLP over HTTP: `POST /v1/traces`, protobuf or JSON, plain or gzip; the answer to any other request is an error.
 
-A connection has a thread. There are only so many, each request has only so long to arrive, and what is in memory at
-a time is bounded; beyond that the answer is 503 with `Retry-After`, after which senders try again.
+Each connection has a thread. The number of threads, the time for a request to arrive and the bytes in memory at a time
+are bounded; without a free thread or memory the answer is 503 with `Retry-After`, after which senders retry.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 
 _CODES = {400: 3, 403: 7, 404: 5, 413: 3, 415: 3, 503: 14}
-"""gRPC's number for an HTTP status, which stands in the body of an error."""
+"""gRPC status code for an HTTP status; it is in the body of an error."""
 
 
 class Refused(Exception):
-    """A request that gets an error as its answer."""
+    """An error that is the answer to a request."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -37,10 +37,10 @@ class Refused(Exception):
 
 
 class Web(Door):
-    """The HTTP door of a receiver."""
+    """The HTTP server of a receiver."""
 
     def __init__(self, address: tuple[str, int], receiving: Receiving, room: Room, limits: Limits) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
             OSError: the address cannot be used.
@@ -51,7 +51,7 @@ class Web(Door):
 
 
 class _Request(Prompt):
-    """One connection."""
+    """A connection to the receiver."""
 
     server: Web
     protocol_version = "HTTP/1.1"
@@ -77,7 +77,7 @@ class _Request(Prompt):
     # --- in -------------------------------------------------------------------------------------------
 
     def _body(self, share: Share) -> tuple[str, bytes]:
-        """Return the kind of a request's body, and the body, decompressed."""
+        """Return the content type of a request, and its body, decompressed."""
         if self.server.on_loopback and not asks_for_loopback(self.headers.get("Host")):
             raise Refused(HTTPStatus.FORBIDDEN, "this receiver is for this machine; ask 127.0.0.1 by this address")
         if self.path.partition("?")[0] != PATH:
@@ -107,7 +107,7 @@ class _Request(Prompt):
             raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time") from error
 
     def _pieces(self) -> Iterator[bytes]:
-        """Yield the body as it arrives, whichever way its length is said."""
+        """Yield the body as it arrives, chunked or with a stated length."""
         if self.headers.get("Transfer-Encoding", "").strip().lower() == "chunked":
             while size := self._number(self.rfile.readline(32).partition(b";")[0].strip(), 16):
                 yield from self._exactly(size)
@@ -158,7 +158,7 @@ class _Request(Prompt):
         self._send(HTTPStatus.OK, kind, body)
 
     def _refuse(self, refused: Refused) -> None:
-        """Say what is wrong, in the words of the sender; the connection ends, for its body may not be read."""
+        """Send an error in the sender's format, and close the connection, because its body may not have been read."""
         self.close_connection = True
         code, text = _CODES.get(int(refused.status), 2), str(refused)
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -182,11 +182,11 @@ class _Request(Prompt):
 
 
 def parts_of(kind: str, body: bytes) -> Iterator[Part]:
-    """Yield the parts of a request, which is decoded when they are asked for.
+    """Yield the parts of a request, which is decoded at the first iteration.
 
     Raises:
-        TooLarge: it holds more than is taken.
-        TraceError: it cannot be decoded.
+        TooLarge: the request has more objects or values than the limit.
+        TraceError: the request cannot be decoded.
     """
     if kind == PROTOBUF:
         check_protobuf(body)
@@ -197,7 +197,7 @@ def parts_of(kind: str, body: bytes) -> Iterator[Part]:
 
 
 def response_of(answer: Answer) -> ExportTraceServiceResponse:
-    """Return OTLP's answer to a request; what was rejected stands in it."""
+    """Return OTLP's response to a request, with the number of rejected spans."""
     response = ExportTraceServiceResponse()
     if answer.rejected:
         response.partial_success.rejected_spans = answer.rejected

@@ -1,18 +1,18 @@
-"""Requests become files: what is acknowledged is on the disk, and what is on the disk can be loaded.
+"""Files from requests: an acknowledged request is on disk, and files on disk can be loaded.
 
 ```
 OUT/
   train-1a2b3c4d/          a run, or all ranks of a distributed program
-    run.json               what is known of it; `"finished": false` until the spans are in order
-    arrived/000000000.parquet   what one request brought
+    run.json               description of the run; `"finished": false` until the spans are in order
+    arrived/000000000.parquet   spans from one request
     steps/ merged.parquet  as in any run, once the spans are in order
-  services/                spans in traces without a run of xsp's
+  services/                spans in traces without a run of xsp
 ```
 
-A request is taken whole or not at all: its files are written beside their places and flushed, and take their places
-together. A span that arrives twice is folded when the spans are put in order: when all ranks have said that they
-are finished and nothing more arrives, or when the receiver ends. A directory that is not in order yet, because the
-receiver was killed for instance, is put in order by `xsp.load` for the time that it is loaded.
+A request is stored completely or not at all: its files are written beside their places and flushed, and renamed into
+place together. The spans are put in order, without duplicates, when all ranks have reported that they are finished and
+no more spans arrive, or when the receiver ends. If a directory is not in order yet, for example because the receiver
+was killed, `xsp.load` puts the spans in order temporarily, and leaves the directory unchanged.
 """
 
 from __future__ import annotations
@@ -41,45 +41,45 @@ from xsp.run import Run
 from xsp.schema import COLUMNS
 
 QUIET_S = 2.0
-"""Seconds without a span after which a run that said it is finished is put in order."""
+"""Seconds without a span after which a run that reported its end is put in order."""
 
 TOGETHER = 256
-"""Requests after which small files that wait become one."""
+"""Number of files after which small waiting files are merged."""
 
 SMALL_FILE = 4 << 20
-"""Bytes of a file that is put together with others."""
+"""Bytes below which a file is merged with others."""
 
 MOST_RUNS = 64
-"""Of one request: each gets files of its own."""
+"""Maximum number of runs in a request, because each of them gets separate files."""
 
 CLOSING_S = 1.0
-"""How long to wait for each request that is still under way when the receiver ends."""
+"""Seconds to wait for each request that is still in progress when the receiver ends."""
 
 AT_ONCE = 8
 """Requests that are decoded and written at a time; further ones wait, so that memory stays bounded."""
 
 REMEMBERED = 200_000
-"""Traces of runs that are known by heart, so that other programs' spans in them find the run."""
+"""Maximum number of traces of runs in memory, by which other programs' spans in them find the run."""
 
 _NAMES = ", ".join(column.name for column in COLUMNS)
 
 
 class Answer(NamedTuple):
-    """What became of a request."""
+    """The result of a request."""
 
     spans: int
     rejected: int
     message: str
-    """Why spans were rejected; empty if none was."""
+    """Reasons for which spans were rejected; empty if none was."""
 
 
 @dataclass
 class _Arriving:
-    """One run directory that is being received."""
+    """A run directory that is being received."""
 
     place: Path
     runs: dict[str, Run] = field(default_factory=dict)
-    """What is known of its runs, by id; empty for other programs' spans."""
+    """Descriptions of its runs, by id; empty for other programs' spans."""
 
     skipped: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
@@ -88,23 +88,23 @@ class _Arriving:
     waiting: bool = False
     touched: float = 0.0
     doubled: int = 0
-    """Spans that came again, of those that were put in order."""
+    """Duplicates among the spans that were put in order."""
 
     staging: int = 0
-    """Requests that are writing files beside their places."""
+    """Number of requests that are writing files beside their places."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while files take their places, and while `run.json` is written."""
+    """Held while files are renamed into place, and while `run.json` is written."""
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks said that they are finished."""
+        """Whether all ranks have reported that they are finished."""
         ranks = [run for run in self.runs.values() if not run.is_job]
         size = max((run.world_size or 1 for run in ranks), default=1)
         return len(ranks) >= size and all(run.end_ns is not None and run.finished for run in ranks)
 
     def content(self) -> Run:
-        """Return what `run.json` says while spans arrive."""
+        """Return the content of `run.json` while spans arrive."""
         run = jobs.as_one(list(self.runs.values())).run if self.runs else Run.of({"name": self.place.name})
         received = {
             "requests": self.requests,
@@ -117,14 +117,14 @@ class _Arriving:
 
 
 class Receiving:
-    """Takes decoded requests from any number of threads, and writes run directories."""
+    """A writer of run directories that accepts decoded requests from any number of threads."""
 
     def __init__(self, out: Path, say: Callable[[str], None]) -> None:
-        """Go on with the directories that an earlier receiver left.
+        """Continue with the directories that an earlier receiver left.
 
         Args:
-            out: where the run directories are.
-            say: what to do with a line for people.
+            out: folder of the run directories.
+            say: callback for messages to the user.
 
         Raises:
             OutputError: it cannot be written to.
@@ -135,7 +135,7 @@ class Receiving:
         self.finished = 0
         self._say = say
         self._lock = threading.Lock()
-        """Of what is known in memory alone: whoever holds it waits for no disk."""
+        """Guards the state in memory; its holder does not wait for the disk, except to make or remove a directory."""
 
         self._engines: queue.LifoQueue[duckdb.DuckDBPyConnection | None] = queue.LifoQueue()
         for _ in range(AT_ONCE):
@@ -157,11 +157,11 @@ class Receiving:
     # --- a request ------------------------------------------------------------------------------------
 
     def take(self, parts: Iterable[Part]) -> Answer:
-        """Store the spans of a request; when this returns, they are on the disk.
+        """Store the spans of a request; when this returns, they are on disk.
 
         Raises:
             TraceError: the request cannot be decoded; nothing of it was stored.
-            OutputError: the disk refuses; nothing of it was stored, and it may be sent again.
+            OutputError: the disk cannot be written; nothing of it was stored, and it may be sent again.
         """
         losses = Losses()
         reader = Reader(losses)
@@ -181,7 +181,7 @@ class Receiving:
 
     @contextlib.contextmanager
     def _engine(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Lend an engine that nobody else uses; where all are lent, wait for one."""
+        """Yield an engine for exclusive use; wait if all are in use."""
         con = self._engines.get()
         whole = None
         try:
@@ -197,7 +197,7 @@ class Receiving:
             self._engines.put(whole)
 
     def _store(self, con: duckdb.DuckDBPyConnection, reader: Reader) -> None:
-        """Write each run's spans beside their place, then let all take their places."""
+        """Write the spans of each run beside their place, then rename all files into place."""
         if len(reader.runs) > MOST_RUNS:
             raise TraceError(
                 f"{len(reader.runs)} runs in one request; at most {MOST_RUNS} are taken, send smaller ones"
@@ -230,16 +230,16 @@ class Receiving:
         staged: list[tuple[_Arriving, Path]],
         losses: Losses,
     ) -> None:
-        """Let the files of a request take their places, while no other request changes the same directories."""
+        """Rename the files of a request into place, while no other request changes the same directories."""
         concerned = {id(arriving): arriving for arriving in (*touched, *(arriving for arriving, _ in staged))}
-        # All requests take the locks in the same order, so that no two wait for each other.
+        # All requests take the locks in the same order, which prevents a deadlock.
         in_order = sorted(concerned.values(), key=lambda each: each.place)
         with contextlib.ExitStack() as held:
             for arriving in in_order:
                 held.enter_context(arriving.lock)
             for place, arriving in enumerate(concerned.values()):
                 arriving.requests += 1
-                if place == 0:  # a request is of one run, but for what a Collector put together
+                if place == 0:  # only a Collector puts several runs into one request
                     arriving.skipped.update(losses.skipped)
                     arriving.changed.update(losses.changed)
                 arriving.place.mkdir(exist_ok=True)
@@ -252,9 +252,9 @@ class Receiving:
                     self._put_together(con, arriving)
 
     def _put_together(self, con: duckdb.DuckDBPyConnection, arriving: _Arriving) -> None:
-        """Make one file of the small ones that wait: what never ends, other programs' spans, is a file a request else.
+        """Merge the small waiting files: else other programs' spans, which never end, are one file per request.
 
-        A kill in between leaves spans twice, which count once. Where the disk refuses, the files stay as they are.
+        A kill in between leaves spans twice, which count once. If the disk cannot be written, the files stay unchanged.
         """
         small = [file for file in (arriving.place / rundir.WAITING).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
         whole = arriving.place / rundir.WAITING / f".{arriving.files:09d}-whole.staged"
@@ -267,18 +267,18 @@ class Receiving:
                 file.unlink(missing_ok=True)
 
     def _stage(self, con: duckdb.DuckDBPyConnection, arriving: _Arriving, where: str) -> Path | None:
-        """Write spans of one run beside their place; return the file, None if there are none.
+        """Write the spans of one run beside their place; return the file, None if there are no spans.
 
         Args:
-            con: holds what arrived.
-            arriving: of which run.
-            where: the condition for its spans.
+            con: engine with the received spans.
+            arriving: directory of the run.
+            where: SQL condition for its spans.
         """
         con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {where}")
         if not con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
             return None
         folder = arriving.place / rundir.WAITING
-        if not arriving.place.is_dir():  # somebody removed it: what arrives from now on is kept all the same
+        if not arriving.place.is_dir():  # it was removed meanwhile; spans that arrive from now on are kept
             rundir.create(arriving.place)
         folder.mkdir(exist_ok=True)
         path = folder / f".{next(self._staged):09d}.staged"
@@ -288,7 +288,7 @@ class Receiving:
     # --- which directory ------------------------------------------------------------------------------
 
     def _of_run(self, con: duckdb.DuckDBPyConnection, run: Run) -> _Arriving:
-        """Return the directory of a run, with what is known of the run now."""
+        """Return the directory of a run, with the latest description of the run."""
         identity = str(run.id)
         arriving = self._by_run.get(identity)
         traces = [
@@ -313,7 +313,7 @@ class Receiving:
             self._by_trace.popitem(last=False)
 
     def _of_others(self, con: duckdb.DuckDBPyConnection) -> list[tuple[_Arriving, str]]:
-        """Return where the spans of no run go: to the run in whose trace they are, else to the other programs'."""
+        """Return directories and conditions for spans of no run: the run with their trace, else `services`."""
         rows = con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = '' ORDER BY ALL").fetchall()
         traces: dict[int, tuple[_Arriving, list[str]]] = {}
         for (trace,) in rows:
@@ -325,7 +325,7 @@ class Receiving:
         return self._jobs.get(jobs.OTHERS) or self._jobs.setdefault(jobs.OTHERS, self._create(Run.of({})))
 
     def _create(self, run: Run) -> _Arriving:
-        """Make a run directory; one of that name which is none of ours stays as it is."""
+        """Create a run directory; an existing directory with its name stays unchanged."""
         name, number = jobs.name_of(run), 1
         while (self.out / name).exists():
             number += 1
@@ -333,12 +333,12 @@ class Receiving:
         return _Arriving(rundir.create(self.out / name))
 
     def _resume(self, place: Path) -> None:
-        """Go on with a directory that an earlier receiver wrote."""
+        """Continue with a directory that an earlier receiver wrote."""
         try:
             content = rundir.read_run(place)
         except TraceError:
             _remove_if_empty(place)
-            return  # something else, which is none of our business
+            return  # it is not a run directory
         received = content.received
         if received is None:
             return
@@ -379,10 +379,10 @@ class Receiving:
     # --- in order -------------------------------------------------------------------------------------
 
     def tidy(self, all_of_them: bool = False) -> None:
-        """Put runs in order that are complete and quiet.
+        """Put the spans of complete and quiet runs in order.
 
         Args:
-            all_of_them: the others too, because nothing more will arrive.
+            all_of_them: include the other runs, because nothing more will arrive.
         """
         with self._lock:
             now = time.monotonic()
@@ -395,7 +395,7 @@ class Receiving:
             self._put_in_order(arriving)
 
     def close(self) -> None:
-        """Put all in order, and take no more."""
+        """Put the spans of all runs in order, and stop accepting requests."""
         self.tidy(all_of_them=True)
         for _ in range(AT_ONCE):
             with contextlib.suppress(queue.Empty):
@@ -407,7 +407,7 @@ class Receiving:
                 self._held = None
 
     def _put_in_order(self, arriving: _Arriving) -> None:
-        """Spans may go on arriving meanwhile: they wait for the next time."""
+        """Put the spans of a run in order; spans that arrive meanwhile wait for the next time."""
         with self._lock:
             files, arriving.waiting = arriving.files, False
         try:
@@ -429,11 +429,11 @@ class Receiving:
 
 
 _OURS = ("format", "received", "ranks")
-"""Fields of `run.json` that a receiver writes, and that are no part of what a run says of itself."""
+"""Fields of `run.json` that a receiver writes, and that do not come from the run."""
 
 
 def _counted(place: Path, run: Run) -> str:
-    """Say in words what a run directory holds."""
+    """Return the numbers of steps, spans and ranks in a run directory, as text."""
     counts = "count(DISTINCT (trace_id, step, rank)) FILTER (step IS NOT NULL), count(*)"
     query = f"SELECT {counts} FROM {table.parquet(rundir.segments(place))}"
     with table.connect() as con:
@@ -450,10 +450,10 @@ def _size(file: Path) -> int:
 
 
 def _remove_if_empty(place: Path) -> None:
-    """Remove the directory of a run of which nothing was taken: its receiver was killed when it had just made it."""
+    """Remove a run directory without spans: its receiver was killed just after it had created the directory."""
     folders = [place / rundir.WAITING, place / rundir.STEPS]
     halves = [*place.glob(f".{rundir.RUN_FILE}.*.part"), *folders[0].glob(".*.staged*")]
-    with contextlib.suppress(OSError):  # it holds something, or is no directory
+    with contextlib.suppress(OSError):  # it is not empty, or not a directory
         if set(place.iterdir()) <= {*folders, *halves}:
             for half in halves:
                 half.unlink()

@@ -1,4 +1,4 @@
-"""How much a receiver does at a time, so that what is sent to it cannot fill its memory."""
+"""Limits of the concurrent work of a receiver, so that requests cannot fill its memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from xsp.errors import XspError
 CHUNK = 1 << 16
 
 SMALL = 2 << 20
-"""Bytes of a message in protobuf that is decoded uncounted: empty objects take two bytes, and a hundred in memory."""
+"""Bytes of a protobuf body up to which its objects are not counted; an empty one has two, and a hundred in memory."""
 
 OBJECTS = 1_000_000
-"""Messages, or objects of JSON, in one request: from some 20,000 spans with their attributes on."""
+"""Maximum messages, or JSON objects, in one request: some 20,000 spans with their attributes reach it."""
 
 VALUES = 4 * OBJECTS
-"""Values of JSON in one request."""
+"""Maximum JSON values in one request."""
 
 
 class TooLarge(XspError):
-    """A body that is larger than is taken, as sent or decompressed."""
+    """A body that is larger than the limit, as sent or decompressed."""
 
 
 class Broken(XspError):
@@ -32,25 +32,25 @@ class Broken(XspError):
 
 
 class Full(XspError):
-    """Too much at once; the same request may be sent again."""
+    """Too many bytes in memory at a time; the same request may be sent again."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a receiver."""
+    """The limits of a receiver."""
 
     max_body: int = 64 << 20
     """Bytes of a request, decompressed."""
 
     connections: int = 64
-    """Over HTTP, at a time; over gRPC, requests."""
+    """Concurrent connections over HTTP; over gRPC, concurrent requests."""
 
     seconds: float = 30.0
-    """For one request to arrive whole."""
+    """Seconds for one request to arrive completely."""
 
 
 class Room:
-    """The bytes of all bodies that are in memory at a time."""
+    """A budget for the bytes of all bodies that are in memory at a time."""
 
     def __init__(self, size: int) -> None:
         self._free = size
@@ -58,7 +58,7 @@ class Room:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Share]:
-        """Lend room to one request; what it took comes back in the end."""
+        """Yield the share of one request; its bytes are freed on exit."""
         share = Share(self)
         try:
             yield share
@@ -74,17 +74,17 @@ class Room:
 
 
 class Share:
-    """What one request has of the room."""
+    """The bytes that one request takes from the room."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self.taken = 0
 
     def take(self, size: int) -> None:
-        """Take more of it.
+        """Take more bytes.
 
         Raises:
-            Full: other requests have the rest.
+            Full: other requests take the rest.
         """
         if not self._room._change(-size):
             raise Full("too many spans at once; send again")
@@ -92,11 +92,11 @@ class Share:
 
 
 def unzipped(content: bytes, most: int, share: Share) -> bytes:
-    """Return gzip's content, a piece at a time, so that a small body cannot become a large one unseen.
+    """Return decompressed gzip content, piece by piece, so that a small body cannot exceed the limit before a check.
 
     Raises:
-        TooLarge: it is larger than `most` bytes.
-        Broken: it is no gzip, or ends in the middle.
+        TooLarge: the content is larger than `most` bytes.
+        Broken: it is not gzip, or ends in the middle.
         Full: there is no room for it now.
     """
     found = bytearray()
@@ -126,11 +126,11 @@ _PAIR = {2: _ANY}
 _ANY |= {5: {1: _ANY}, 6: {1: _PAIR}}
 _SPAN = {9: _PAIR, 11: {3: _PAIR}, 13: {4: _PAIR}, 15: {}}
 _REQUEST = {1: {1: {1: _PAIR}, 2: {1: {3: _PAIR}, 2: _SPAN}}}
-"""Numbers of the fields that hold messages, in an `ExportTraceServiceRequest`: what they hold in turn."""
+"""Numbers of the fields that hold messages in an `ExportTraceServiceRequest`, with those of the fields inside."""
 
 
 def check_protobuf(body: bytes) -> None:
-    """Count the messages in a request before they become objects.
+    """Count the messages in a request before they become objects; a body of up to `SMALL` bytes is not counted.
 
     Raises:
         TooLarge: there are more than `OBJECTS`.
@@ -160,11 +160,11 @@ def check_protobuf(body: bytes) -> None:
                 if count > OBJECTS:
                     raise TooLarge(f"more than {OBJECTS} spans and attributes; send smaller requests")
     except IndexError:
-        return  # cut off: decoding says where
+        return  # cut off: decoding reports the place
 
 
 def _varint(body: bytes, place: int) -> tuple[int, int]:
-    """Return a number and where it ends."""
+    """Return a variable-length integer, and the position after it."""
     byte = body[place]
     if byte < 0x80:
         return byte, place + 1
@@ -178,7 +178,7 @@ def _varint(body: bytes, place: int) -> tuple[int, int]:
 
 
 def check_json(body: bytes) -> None:
-    """Count the objects and values in a request before they are made; text that holds braces and commas counts too.
+    """Count the objects and values in a request before they are created; braces and commas in texts count too.
 
     Raises:
         TooLarge: there are more than `OBJECTS` or `VALUES`.

@@ -1,4 +1,4 @@
-"""HTTP on loopback for strangers: so many connections at a time, so long for a request, and no other name than ours."""
+"""HTTP servers on loopback, with limits on connections and request times, and a check of the host name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def asks_for_loopback(host: str | None) -> bool:
-    """Return whether a request names loopback as its host, or none at all.
+    """Return whether a request names loopback as its host, or no host at all.
 
-    A page elsewhere can give its own name the address of loopback, and would then be let at what listens there as at
-    its own; the name in the request tells.
+    A foreign page can resolve its own name to loopback (DNS rebinding); then a browser would let it read the answers of
+    a server there as its own. The name in the request reveals this.
 
     Args:
-        host: the request's `Host`, perhaps with a port.
+        host: the `Host` header of the request, possibly with a port.
     """
     if host is None:
         return True
@@ -29,14 +29,14 @@ def asks_for_loopback(host: str | None) -> bool:
 
 
 class Door(ThreadingHTTPServer):
-    """Gives each connection a thread, and of these there are only so many."""
+    """An HTTP server with a thread for each connection, and a limit on their number."""
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], connections: int) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
             OSError: the address cannot be used.
@@ -46,7 +46,7 @@ class Door(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give the connection a thread, or say that there is none."""
+        """Start a thread for the connection; if there is none left, answer 503."""
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
             return
@@ -55,7 +55,7 @@ class Door(ThreadingHTTPServer):
             request.settimeout(1)
             request.sendall(f"{answer}Connection: close\r\n\r\n".encode())
         except OSError:
-            pass  # it did not wait for the answer
+            pass  # the client did not wait for the answer
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -66,11 +66,11 @@ class Door(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks off is the sender's affair: what it sent was not acknowledged."""
+        """Ignore a broken connection: its request was not acknowledged, so the sender knows."""
 
 
 class _Deadline(io.RawIOBase):
-    """Reads from a connection, all of a request by one time, however slowly its bytes come."""
+    """A reader of a connection with one deadline for a whole request, however slowly its bytes arrive."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -88,24 +88,24 @@ class _Deadline(io.RawIOBase):
 
 
 class Prompt(BaseHTTPRequestHandler):
-    """One connection, whose requests have only so long to arrive."""
+    """A connection whose requests must arrive within a time limit."""
 
     server_version = "xsp"
     sys_version = ""
 
     @property
     def seconds(self) -> float:
-        """How long a request may take to arrive, and its answer to be taken."""
+        """Seconds for a request to arrive, and for its answer to be accepted."""
         return 30.0
 
     def setup(self) -> None:
-        """Read through a deadline."""
+        """Set up reading with a deadline."""
         super().setup()
         self._deadline = _Deadline(self.connection)
         self.rfile = io.BufferedReader(self._deadline)
 
     def handle_one_request(self) -> None:
-        """Answer a request; one that does not arrive in time ends the connection."""
+        """Answer a request; close the connection if it does not arrive in time."""
         self._deadline.until = time.monotonic() + self.seconds
         try:
             super().handle_one_request()
@@ -113,4 +113,4 @@ class Prompt(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *_: Any) -> None:
-        """Nothing of a request goes to a log: it may hold what is nobody's business."""
+        """Log nothing: a request may contain private data."""

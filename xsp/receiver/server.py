@@ -1,4 +1,4 @@
-"""A receiver with its two doors, from its first request to the runs that it leaves."""
+"""A receiver with its HTTP and gRPC servers, from start to shutdown."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from xsp.receiver.limits import Limits, Room
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 TIDY_S = 0.5
 BODIES = 2
-"""Bodies of the largest size that are in memory at a time."""
+"""Number of bodies of the largest size that fit into memory at a time."""
 
 
 class Address(NamedTuple):
-    """Where to listen."""
+    """An address to listen on."""
 
     host: str
     port: int
@@ -29,10 +29,10 @@ class Address(NamedTuple):
 
 
 def address(text: str) -> Address | None:
-    """Read `127.0.0.1:4318`, `[::1]:4318`; None for `off`.
+    """Return the address in `127.0.0.1:4318` or `[::1]:4318`; None for `off`.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the text has another form.
     """
     if text == "off":
         return None
@@ -44,19 +44,19 @@ def address(text: str) -> Address | None:
 
 
 class Server:
-    """Receives until it is closed."""
+    """A receiver that accepts requests until it is closed."""
 
     def __init__(
         self, out: Path, http: Address | None, grpc: Address | None, limits: Limits, say: Callable[[str], None]
     ) -> None:
-        """Listen.
+        """Start to listen.
 
         Args:
-            out: where the run directories are.
-            http: None for no HTTP.
-            grpc: None for no gRPC.
-            limits: of size and number.
-            say: what to do with a line for people.
+            out: folder of the run directories.
+            http: address for HTTP; None for no HTTP.
+            grpc: address for gRPC; None for no gRPC.
+            limits: limits on requests and connections.
+            say: callback for messages to the user.
 
         Raises:
             PluginError: packages are missing.
@@ -76,7 +76,7 @@ class Server:
             opened.pop_all()
 
     def start(self) -> None:
-        """Answer requests, in other threads."""
+        """Start answering requests, in other threads."""
         if self._web is not None:
             threading.Thread(target=self._web.serve_forever, args=(0.1,), name="xsp-http", daemon=True).start()
         if self._rpc is not None:
@@ -85,7 +85,7 @@ class Server:
         self._tidying.start()
 
     def close(self) -> None:
-        """Take no more, put everything in order, and say what there is."""
+        """Stop accepting requests, put the spans of all runs in order, and report the totals."""
         if self._web is not None:
             self._web.shutdown()
             self._web.server_close()

@@ -1,1 +1,1 @@
-"""What people look at: tables in a terminal, and one page that opens offline."""
+"""Reports: tables in a terminal, and one page that opens offline."""

@@ -1,4 +1,4 @@
-"""The charts of the page, as one table: each draws columns of an analysis in a section of the page.
+"""The charts of the page, as one table: each chart draws columns of an analysis in a section of the page.
 
 A chart computes nothing but sums of rows: its values are in the table of the same analysis. If the analysis refuses the
 trace, or its columns are empty, the section gives the reason instead.
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: the analysis that it draws, where, how (see `charts.js`), and which column is what in the drawing."""
+    """A chart: its analysis, its section, its kind (see `charts.js`), and the role of each column in the drawing."""
 
     analysis: str
     section: str
@@ -36,26 +36,26 @@ class Chart:
     """Role in the drawing → column."""
 
     series: Mapping[str, str] = field(default_factory=dict)
-    """For parts of a whole: column → what the legend calls it."""
+    """For parts of a whole: column → its name in the legend."""
 
     pivot: tuple[str, str] | None = None
-    """Where the parts stand in rows: the column that names them, and the one that measures them."""
+    """For parts in separate rows: the column that names a part, and the column that measures it."""
 
     names: Sequence[str] = ()
-    """Columns that together name a row, each with its word: `rank 0, device 1`."""
+    """Columns that together name a row, each after the column's name: `rank 0, device 1`."""
 
     where: Mapping[str, Any] = field(default_factory=dict)
-    """Column → value of the rows that are drawn, or a set of values; `...` for any that is not null."""
+    """Column → value of the rows that are drawn, or a set of values; `...` for any value but null."""
 
     most: int = MOST_POINTS
-    """Rows that are drawn; of more, the first, and the chart says so."""
+    """Maximum number of rows; of more rows the first ones are drawn, and the chart says so."""
 
     least: int = 1
     """Minimum number of rows; a chart with fewer is left out."""
 
     @property
     def measured(self) -> list[str]:
-        """The columns of which any must hold something."""
+        """The columns of which at least one must hold a value."""
         if self.pivot:
             return [self.pivot[1]]
         return list(self.series) or [self.columns["value"]]
@@ -87,7 +87,7 @@ _READINGS = {
 
 
 def _read(title: str, unit: str, *figures: str) -> Chart:
-    """Return a chart of figures that were sampled, over the time of the run."""
+    """Return a chart of sampled figures over the time of the run."""
     where = {"name": frozenset(figures)}
     return Chart("samples-timeline", "machine", "readings", title, unit, _READINGS, where=where)
 
@@ -95,7 +95,7 @@ def _read(title: str, unit: str, *figures: str) -> Chart:
 CHARTS: tuple[Chart, ...] = (
     Chart(
         "phases-over-time", "time", "lying", "Phases over the run", "ms", {}, _PHASES, names=("first_step",),
-        where={"step_ms": ...}, least=2,  # without a recorded step only waiting is known, which is no whole
+        where={"step_ms": ...}, least=2,  # without a recorded step only waiting is known
     ),
     Chart("between", "time", "shares", "Lines between steps", "ms", {"name": "line", "value": "ms"}, most=20),
     Chart("device-activity", "time", "lying", "What each device did", "ms", {}, _ACTIVITY, names=("rank", "device")),
@@ -198,7 +198,7 @@ CHARTS: tuple[Chart, ...] = (
 
 
 def charts(answers: Answers) -> list[dict[str, Any]]:
-    """Return what the page draws, in its order; where there is nothing to draw, the reason under `missing`."""
+    """Return the data of all charts in the order of the page; for an empty chart, the reason under `missing`."""
     roof = roofs(answers.trace)
     return [
         {**drawn(chart, answers[chart.analysis]), **(roof if chart.kind == "roofline" else {})}
@@ -208,7 +208,7 @@ def charts(answers: Answers) -> list[dict[str, Any]]:
 
 
 def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
-    """Return what the page draws of an analysis, or the reason why there is nothing to draw."""
+    """Return the data that the page draws of an analysis, or the reason why there is nothing to draw."""
     said = {"section": chart.section, "id": chart.analysis, "title": chart.title}
     if answer.refused is not None:
         return {**said, "missing": answer.refused}
@@ -242,7 +242,7 @@ def _columns(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _pivoted(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
-    """Put parts that stand in rows of their own beside each other."""
+    """Return parts from separate rows as series beside each other."""
     assert chart.pivot is not None
     part, value = chart.pivot
     sums: dict[tuple[str, Any], float] = {}
@@ -258,7 +258,7 @@ def _pivoted(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _name(columns: Sequence[str], row: Row) -> str:
-    """Return what a row is of; that of all is named by nothing."""
+    """Return the name of a row; `all` if all its naming columns are null."""
     parts = [(column.replace("_", " "), row[column]) for column in columns if row[column] is not None]
     return ", ".join(value if isinstance(value, str) else f"{word} {value:,}" for word, value in parts) or "all"
 
@@ -268,15 +268,15 @@ def _words(columns: Sequence[str]) -> str:
 
 
 # --- roofs -------------------------------------------------------------------------------------------------------
-# The roof over a trace's device as a roofline draws it: the slope of its memory, and a line for each peak.
+# The roof of a trace's device in a roofline: the slope of its memory bandwidth, and a line for each peak.
 
 
 SHOWN = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
-"""Precisions whose peaks are drawn, as far as they are known; of several with one peak, one line."""
+"""Precisions whose peaks are drawn, if known; precisions with the same peak share a line."""
 
 
 def roofs(trace: Trace) -> dict[str, Any]:
-    """Return bandwidth and peaks under `roofs`, in bytes and GFLOP a second; where they are not known, why not."""
+    """Return bandwidth and peaks under `roofs`, in bytes and GFLOP per second; if unknown, the reason as `roofless`."""
     try:
         found = ceilings.of_run(trace.run, trace.has(Level.KERNEL))
     except AnalysisError as error:

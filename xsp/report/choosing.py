@@ -1,4 +1,4 @@
-"""Which rows of a table are shown, and in which order: `--where`, `--sort` and `--limit`.
+"""The choice and the order of the rows of a table: `--where` and `--sort`.
 
 A condition is parsed here and written as new SQL: names must be columns of the table, values become literals. Nothing
 that a user types reaches the engine unparsed.
@@ -17,7 +17,7 @@ from xsp.errors import UsageError, nearest
 
 COMPARISONS = {"=": "=", "==": "=", "!=": "<>", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 PATTERNS = ("~", "!~", "like")
-"""Comparisons of text: a regular expression is found in it or not, whatever the case; `%` and `_` of SQL's LIKE."""
+"""Comparisons of text, ignoring case: a regular expression matches or does not; `%` and `_` as in SQL's LIKE."""
 
 EXAMPLE = "--where \"device_ms > 1 and name ~ 'gemm'\""
 
@@ -35,7 +35,7 @@ class _Token(NamedTuple):
     text: str
 
     def says(self, *words: str) -> bool:
-        """Return whether it is one of these words or marks."""
+        """Return whether the token is one of these words or marks."""
         return self.kind in ("word", "mark") and self.text.lower() in words
 
 
@@ -45,12 +45,12 @@ _END = _Token("end", "")
 def chosen(
     relation: duckdb.DuckDBPyRelation, name: str, where: Sequence[str] = (), sort: str | None = None
 ) -> duckdb.DuckDBPyRelation:
-    """Return the rows of a table that meet all conditions, in the order that is asked for.
+    """Return the rows of a table that meet all conditions, in the requested order.
 
     Args:
         relation: the table.
-        name: what to call it in messages.
-        where: conditions: a column, a comparison and a value, put together with and, or, not and parentheses.
+        name: its name in messages.
+        where: conditions: a column, a comparison and a value, combined with and, or, not and parentheses.
         sort: columns, with commas between them; numbers begin with the largest and text with A, unless `:asc` or
             `:desc` follows a column. Nulls come last.
 
@@ -63,10 +63,10 @@ def chosen(
 
 
 def sorted_by(relation: duckdb.DuckDBPyRelation, name: str, sort: str | None) -> list[str]:
-    """Return the columns by which a table is sorted, as the table calls them.
+    """Return the columns by which a table is sorted, by their names in the table.
 
     Raises:
-        UsageError: it has no such column.
+        UsageError: the table has no such column.
     """
     return [column for column, _ in _sorting(relation, name, sort)] if sort else []
 
@@ -90,7 +90,7 @@ def _orders(relation: duckdb.DuckDBPyRelation, name: str, sort: str) -> list[str
 
 
 def _column(relation: duckdb.DuckDBPyRelation, name: str, asked: str, option: str) -> str:
-    """Return a column by its name, or by its heading, which has spaces."""
+    """Return a column by its name, or by its heading, which has spaces instead of underscores."""
     known = {column.lower(): column for column in relation.columns}
     found = known.get(re.sub(r"\s+", "_", asked.strip()).lower())
     if found is None:
@@ -102,14 +102,14 @@ def _column(relation: duckdb.DuckDBPyRelation, name: str, asked: str, option: st
 
 
 def _kinds(relation: duckdb.DuckDBPyRelation) -> dict[str, str]:
-    """Return of each column whether it holds numbers, text or truth."""
+    """Return the kind of each column: number, text or truth."""
     kinds = ["text" if str(each) == "VARCHAR" else "truth" if str(each) == "BOOLEAN" else "number"
              for each in relation.types]  # fmt: skip
     return dict(zip(relation.columns, kinds, strict=True))
 
 
 class _Condition:
-    """Reads one condition from left to right."""
+    """A parser of one condition, from left to right."""
 
     def __init__(self, relation: duckdb.DuckDBPyRelation, name: str, text: str) -> None:
         self._relation, self._name, self._text = relation, name, text
@@ -119,10 +119,10 @@ class _Condition:
         self._place = 0
 
     def sql(self) -> str:
-        """Return it as SQL.
+        """Return the condition as SQL.
 
         Raises:
-            UsageError: it cannot be read.
+            UsageError: it cannot be parsed.
         """
         made = self._either()
         if self._next is not _END:

@@ -39,11 +39,11 @@ _MOVED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE, "more", "less")
 
 
 def tables(found: Comparison, limit: int | None = None) -> RenderableType:
-    """Return what it says of the step, what differs, a table for each section, and the rule of the verdicts.
+    """Return the conclusion on the step, the differences, a table for each section, and the rule of the verdicts.
 
     Args:
         found: the comparison.
-        limit: rows of a section; the ones that changed come first where not all are shown.
+        limit: rows of a section; if not all fit, the changed ones are preferred.
     """
     parts: list[RenderableType] = [
         Text(plain(f"A: {found.a}{_runs(found.a_runs)}"), style="bold"),
@@ -61,7 +61,7 @@ def tables(found: Comparison, limit: int | None = None) -> RenderableType:
 
 
 def markdown(found: Comparison, limit: int | None = None) -> str:
-    """Return the same as Markdown."""
+    """Return the content of `tables` as Markdown."""
     lines = [f"A: `{found.a}`{_runs(found.a_runs)}, B: `{found.b}`{_runs(found.b_runs)}"]
     lines += [line for sentence in conclusion(found) for line in ("", sentence)]
     if found.differences:
@@ -84,7 +84,7 @@ def _different(found: Comparison) -> _Section:
 
 
 def _sections(found: Comparison, limit: int | None) -> Iterator[_Section]:
-    """Yield title, names of columns, rows, and how many rows are left out."""
+    """Yield title, names of columns, rows, and the number of rows that are left out."""
     for section, title in TITLES.items():
         rows = found.section(section)
         if not rows:
@@ -106,7 +106,7 @@ def _worth_a_column(row: Row, name: str) -> bool:
 
 
 def _weightiest(rows: Sequence[Row], limit: int) -> list[Row]:
-    """Return the rows that changed, then the dearest, in the order in which they stood."""
+    """Return the changed rows first, then the most expensive ones, in their original order."""
 
     def weight(place: int) -> tuple[bool, float]:
         row = rows[place]

@@ -1,7 +1,7 @@
 """A table that fits a given width: names are shortened in the middle, numbers never.
 
-In names of modules, parts that all names have in common at that place are removed first, so that different names stay
-different. If that is not enough, columns are left out, the last ones first, and the table names them.
+In names of modules, parts that all names share at the same place are removed first, so that different names stay
+different. If that is not enough, columns are left out, the last ones first, and the table lists them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rich.text import Text
 from xsp.scrub import plain
 
 LEAST_NAME, LEAST_MAIN_NAME = 14, 24
-"""Names are not shortened below this, nor is the one that a table is about below that: columns go first."""
+"""Least widths of names, and of the name that a table is about: columns are left out before names become shorter."""
 
 _BETWEEN, _EDGES = 3, 2
 
 
 def shortened(text: str, width: int) -> str:
-    """Return a text in at most so many columns of a terminal, without its middle if it must be."""
+    """Return a text in at most `width` columns of a terminal, without its middle if necessary."""
     if cell_len(text) <= width:
         return text
     before = (width - 1) // 2
@@ -36,15 +36,15 @@ def shortened(text: str, width: int) -> str:
 
 
 _PATH = re.compile(r"[\w-]+(\.[\w-]+)+")
-"""A module's name, or a file's or a function's: parts with dots between them."""
+"""The name of a module, a file or a function: parts with dots between them."""
 
 
 def told_apart(names: Sequence[str], width: int) -> list[str]:
-    """Return names in at most so many columns of a terminal; module names that differ stay different if they can.
+    """Return names in at most `width` columns of a terminal; different module names stay different if possible.
 
     Parts of the name of a module are removed from the left if no other part occurs at their place after the same
     prefix. If that is not enough, the remaining words are cut to their first letter, numbers never; and if that is not
-    enough either, the middle is removed. Of other names the words that all begin with go first, then the middle.
+    enough either, the middle is removed. Other names lose the words that all of them begin with, then the middle.
     """
     follow: dict[tuple[str, ...], set[str | None]] = defaultdict(set)
     paths = [tuple(name.split(".")) for name in names if _PATH.fullmatch(name)]
@@ -57,15 +57,15 @@ def told_apart(names: Sequence[str], width: int) -> list[str]:
 
 def _shared_lead(names: Sequence[str]) -> str:
     """Return the words that all names begin with, if there are several names."""
-    if len(set(names)) < 2 or all(name.startswith("[") for name in names):  # a shape without its first sizes is none
+    if len(set(names)) < 2 or all(name.startswith("[") for name in names):  # a shape needs its first sizes
         return ""
-    pairs = zip(min(names), max(names), strict=False)  # whatever these two begin with, those between them do
+    pairs = zip(min(names), max(names), strict=False)  # all names between these two share their beginning
     lead = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return lead[: lead.rfind(" ") + 1]
 
 
 def _words_in(name: str, width: int, lead: str) -> str:
-    """Return a name without the words that all begin with, and without its middle, if it must be."""
+    """Return a name without the words that all names begin with, and without its middle, if necessary."""
     return shortened(name if cell_len(name) <= width else f"…{name[len(lead) :]}" if lead else name, width)
 
 
@@ -86,7 +86,7 @@ def _path_in(name: str, width: int, follow: Mapping[tuple[str, ...], Collection[
 
 
 def _joined(parts: Sequence[str]) -> str:
-    """Return parts with dots between them, and one sign for all that are left out in a place."""
+    """Return parts with dots between them; one ellipsis replaces adjacent parts that are left out."""
     shown = ""
     for part, before in zip(parts, ("", *parts), strict=False):
         if part:
@@ -98,14 +98,14 @@ def _joined(parts: Sequence[str]) -> str:
 
 @dataclass
 class FittingColumn:
-    """One column: its heading, its cells as text, whether they are numbers or sentences, and whether it goes last."""
+    """A column: its heading, its cells as text, whether they are numbers or sentences, whether it is left out last."""
 
     heading: str
     cells: Sequence[str]
     numeric: bool = False
     main: bool = False
     prose: bool = False
-    """Whether its cells are sentences, which go over several lines."""
+    """Whether its cells are sentences, which may take several lines."""
 
     wanted: int = field(init=False)
 
@@ -118,7 +118,7 @@ class FittingColumn:
 
     @property
     def least(self) -> int:
-        """The width below which the column is rather left out."""
+        """The width below which the column is left out."""
         if self.numeric:
             return self.wanted
         return max(self._word, min(self.wanted, LEAST_MAIN_NAME if self.main else LEAST_NAME))
@@ -126,7 +126,7 @@ class FittingColumn:
 
 @dataclass
 class FittingTable:
-    """A table for the terminal whose widths are chosen when its room is known."""
+    """A table for the terminal; the widths of its columns are chosen when the width of the terminal is known."""
 
     title: str
     columns: Sequence[FittingColumn]
@@ -157,7 +157,7 @@ def _cut(column: FittingColumn, width: int | None) -> list[Text]:
 
 
 def fitting(columns: Sequence[FittingColumn], room: int) -> list[FittingColumn]:
-    """Return the columns that fit at their least width, at least one; the last ones go first, main ones last."""
+    """Return the columns that fit at their least width, at least one; drop the last ones first, main columns last."""
     shown = list(columns)
     while len(shown) > 1 and _total([column.least for column in shown]) > room:
         loose = [place for place, column in enumerate(shown) if not column.main]
@@ -166,7 +166,7 @@ def fitting(columns: Sequence[FittingColumn], room: int) -> list[FittingColumn]:
 
 
 def widths(columns: Sequence[FittingColumn], room: int) -> list[int]:
-    """Return each column's width: the least, and what is left to names first, then to headings."""
+    """Return the width of each column: its least width, and a share of the rest, for names first, then for headings."""
     chosen = [column.least for column in columns]
     for wanted in ([c.wanted for c in columns], [max(c.wanted, cell_len(c.heading)) for c in columns]):
         growing = [place for place in range(len(columns)) if chosen[place] < wanted[place]]

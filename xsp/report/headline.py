@@ -20,15 +20,15 @@ Figure = tuple[str, str, str]
 """Name, value, and a note: its confidence interval, or what it refers to."""
 
 CHEAPER = 2
-"""Percent: the budget that is named where profiling cost the program more than five times as much."""
+"""Budget in percent that is suggested if profiling cost the program more than five times as much."""
 
 
 def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[str, int, float]]) -> list[Figure]:
-    """Return the figures.
+    """Return the figures at the top of the page.
 
     Args:
-        answers: of the trace.
-        said: its verdict, where it holds device work.
+        answers: answers of the trace.
+        said: the verdict on the trace, if it has device work.
         attributed: grade, spans and milliseconds of device work, see `xsp.report.words`.
     """
     run, models, ledger = answers.trace.run, answers["A1"].dicts(), answers["ledger"].dicts()
@@ -41,10 +41,10 @@ def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[
 
 
 def phases(rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """Return the phases of a step, for one bar: name and milliseconds, in their order.
+    """Return the phases of a step, for one bar: name and milliseconds, in order.
 
     Args:
-        rows: of the analysis `phases`; the one that is the whole is left out, and so is what is not known.
+        rows: rows of the analysis `phases`; the row of the whole iteration and unknown phases are left out.
     """
     return [(str(row["phase"]), row["ms"]) for row in rows if row["ms"] is not None and row["phase"] != _WHOLE]
 
@@ -53,7 +53,7 @@ _WHOLE = "the iteration"
 
 
 def _loop(rows: Sequence[Row], models: Sequence[Row]) -> list[Figure]:
-    """Return wall time per iteration, samples per second, and the share of waiting; of the whole job, if it is one."""
+    """Return wall time per iteration, samples per second, and the share of waiting; of the whole job if possible."""
     row = next(iter(sorted(rows, key=lambda row: not row["scope"].startswith("job"))), None)
     if row is None or row["iteration_ms"] is None:
         return []

@@ -1,4 +1,4 @@
-"""One page with the timeline, the charts and the tables of a trace. It opens offline, and loads nothing."""
+"""A page with the timeline, the charts and the tables of a trace. It opens offline, and loads no other files."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from xsp.report.words import devices, explained
 from xsp.store.trace import Trace
 
 MOST_ROWS = 1000
-"""Maximum rows of a table; the command that prints the others is below it."""
+"""Maximum rows of a table; the command that prints all rows is below it."""
 
 MOST_HELD = 100_000
-"""Spans of a run directory that are read into memory at once: all analyses are asked."""
+"""Most spans of a run directory that are read into memory at once, because all analyses run."""
 
 LEAST_SPANS = 20_000
-"""Room that the timeline of each further kind of step has at least, of `timeline.MOST_SPANS` for all of them."""
+"""Least number of spans for the timeline of each further kind of step; all of them share `timeline.MOST_SPANS`."""
 
 DEAREST = {"A8": ("latency_us", 200)}
-"""Tables of which only the rows with the highest values of a column are shown: column, number of rows."""
+"""Tables that show only the rows with the highest values of a column: column, number of rows."""
 
 SCRIPTS = (
     "echarts.min.js", "spans.js", "lanes.js", "timeline.js", "words.js", "charts.js", "loop.js", "ledger.js",
@@ -48,18 +48,18 @@ SCRIPTS = (
 
 
 def write(trace: Trace, path: str | Path, others: Sequence[Trace] = ()) -> Path:
-    """Write the page of a trace in one piece.
+    """Write the page of a trace atomically.
 
     Args:
-        trace: any.
-        path: of the page.
-        others: the same run, of other kinds of steps; the page has a choice between them.
+        trace: any trace.
+        path: path of the page.
+        others: traces of the same run with other kinds of steps; the page has a choice between them.
 
     Returns:
         The page's path.
 
     Raises:
-        OutputError: it cannot be written; a page that was there before is still there.
+        OutputError: it cannot be written; an existing page is unchanged.
     """
     page = Path(path)
     rundir.write_whole(page, render(trace, others).encode("utf-8", "replace"))
@@ -88,18 +88,18 @@ __SCRIPTS__
 
 
 def write_sections(path: str | Path, title: str, shown: Sequence[sections.Section]) -> Path:
-    """Write a page of sections alone, without a trace, in one piece; it opens offline as that of a trace does.
+    """Write a page of sections alone, without a trace, atomically; it opens offline like the page of a trace.
 
     Args:
-        path: of the page.
-        title: of the page.
+        path: path of the page.
+        title: title of the page.
         shown: its sections, in their order.
 
     Returns:
         The page's path.
 
     Raises:
-        OutputError: it cannot be written; a page that was there before is still there.
+        OutputError: it cannot be written; an existing page is unchanged.
     """
     code = [_asset(name) for name in ("echarts.min.js", "words.js", "charts.js", "tables.js", "sections.js")]
     code.insert(1, "const timeline = { redraw() {} };")
@@ -119,7 +119,7 @@ def write_sections(path: str | Path, title: str, shown: Sequence[sections.Sectio
 
 
 def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
-    """Return the page of a trace, with a choice between it and others: the same run, of other kinds of steps."""
+    """Return the page of a trace, with a choice between it and others: the same run with other kinds of steps."""
     scripts = [_asset(name) for name in SCRIPTS]
     shown = [trace, *others]
     pages, room = [], timeline.MOST_SPANS
@@ -144,7 +144,7 @@ def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
             for place, page in enumerate(pages[1:], 1)
         ),
     }
-    # In one pass: what is put in is never looked through for placeholders.
+    # In one pass: inserted content is never searched for placeholders.
     return re.sub("|".join(contents), lambda found: contents[found.group()], _asset("report.html"))
 
 
@@ -159,11 +159,11 @@ def _allowed(script: str) -> str:
 
 
 def _as_json(data: Any) -> str:
-    """Return JSON that can stand inside a script element, whatever text is in it; what JSON does not know is text."""
+    """Return JSON that is safe inside a script element, whatever text it has; other types than JSON's become text."""
     written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
     try:
         text = written.encode(data)
-    except ValueError:  # there are numbers that are not finite, which hardly ever happens
+    except ValueError:  # some numbers are not finite, which is rare
         text = written.encode(_finite(data))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -171,9 +171,9 @@ def _as_json(data: Any) -> str:
 
 
 def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
-    """Return what the page shows of one kind of step."""
+    """Return the data that the page shows of one kind of step."""
     trace.hold(MOST_HELD)
-    with ThreadPoolExecutor(1) as beside:  # most of the time of both is the engine's
+    with ThreadPoolExecutor(1) as beside:  # both spend most of their time in the engine
         drawn = beside.submit(timeline.timeline, trace, most_spans, table.cursor(trace.con))
         answers = Answers(trace)
         found = {name: answers[name] for name in ANALYSES if name != "health"}  # the page has a section of it
@@ -203,7 +203,7 @@ def _finite(value: Any) -> Any:
 
 
 def _written_by_others(trace: Trace) -> dict[str, Any]:
-    """Return the sections that lie in the run directory, and what is no section there."""
+    """Return the sections in the run directory, and the files there that are not sections."""
     if trace.path is None or not trace.path.is_dir():
         return {"sections": [], "damaged": []}
     found = sections.read(trace.path)
@@ -212,7 +212,7 @@ def _written_by_others(trace: Trace) -> dict[str, Any]:
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
-    """Return when, where and with what the run was made."""
+    """Return when and where the run was recorded, and with which versions."""
     run, machine = trace.run, trace.run.machine
     system = " ".join(filter(None, (machine.system, machine.kernel, machine.machine)))
     versions = {"xsp": run.xsp, "Python": machine.python, **machine.packages}
@@ -228,7 +228,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
 
 
 def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
-    """Return a table's rows, as many as the page shows, without the columns that hold nothing."""
+    """Return as many rows of a table as the page shows, without columns that hold nothing."""
     columns, rows, most, chosen = answer.columns, answer.rows, MOST_ROWS, "the first"
     if name in DEAREST:
         by, most = DEAREST[name]
@@ -251,5 +251,5 @@ def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
 
 
 def _by(rows: Sequence[tuple[Any, ...]], place: int) -> list[tuple[Any, ...]]:
-    """Return the rows with those first that have the most in one column."""
+    """Return the rows by the values of one column, the highest first and nulls last."""
     return sorted(rows, key=lambda row: (row[place] is None, -(row[place] or 0)))

@@ -1,4 +1,4 @@
-"""Lanes of the timeline: the spans of a lane do not overlap; a track has as many lanes as its spans nest.
+"""Lanes of the timeline: the spans of a lane do not overlap; a track has a lane for each depth of its spans.
 
 There is a track for each thread and each stream of each rank. In a track a span is drawn below the spans that are open
 when it starts. This is nesting in time, which differs from parent spans: the parent of a backward operator is the layer
@@ -20,18 +20,18 @@ MOST_LANES = 64
 """Maximum lanes of a track; spans that overlap more deeply are counted instead."""
 
 WORTH = 0.1
-"""Minimum share of the time of a lane for a level to be named beside it."""
+"""Minimum share of the time of a lane for a level to be listed beside it."""
 
 NONE = np.iinfo(np.int64).min
-"""Stands for what is not known."""
+"""Placeholder for an unknown value."""
 
 Track = tuple[int, bool, int | None, int | None]
-"""Rank, whether it is a device's, process and thread or device and stream."""
+"""Rank, whether it belongs to a device, then process and thread, or device and stream."""
 
 
 @dataclass
 class Bars:
-    """The columns of spans that determine their lanes; a parent is a place among them, -1 for none."""
+    """The columns of spans that determine their lanes; a parent is an index of a span, -1 for none."""
 
     parent: Array
     start: Array
@@ -46,7 +46,7 @@ class Bars:
 
 
 class Lane(NamedTuple):
-    """Spans that do not overlap, by start: their places. One without spans is the heading of a rank."""
+    """The indices of spans that do not overlap, by start. A lane without spans is the heading of a rank."""
 
     track: str
     levels: list[int]
@@ -54,16 +54,16 @@ class Lane(NamedTuple):
 
 
 def lanes(bars: Bars) -> list[Lane]:
-    """Put spans in lanes: rank by rank, threads first, the busiest foremost, then devices."""
+    """Return spans in lanes: rank by rank, threads first, beginning with the busiest, then devices."""
     tracks = _tracks(bars)
     order = _outer_first(bars)
     return list(_in_order(bars, {track: order[own[order]] for track, own in tracks.items()}))
 
 
 def _tracks(bars: Bars) -> dict[Track, Array]:
-    """Return what spans ran on, and of each whether it ran there.
+    """Return the tracks, each with a mask of the spans that ran on it.
 
-    A span without a thread (a primitive) stands on that of the spans above it.
+    A span without a thread (a primitive) gets the thread of its nearest ancestor that has one.
     """
     on_device = bars.device != NONE
     outer = np.arange(len(on_device))
@@ -101,14 +101,14 @@ def _in_order(bars: Bars, tracks: Mapping[Track, Array]) -> Iterator[Lane]:
 
 
 def _place(track: Track, dur: Array) -> tuple[int, ...]:
-    """Sort streams by their numbers, threads by how busy they are."""
+    """Return a key that sorts streams by their numbers, and threads by total time, the busiest first."""
     if track[1]:
         return tuple(-1 if number is None else number for number in track[2:])
     return (-int(dur.sum()),)
 
 
 def _levels(level: Array, dur: Array) -> list[int]:
-    """Return what a lane holds: the levels of its spans, without those of hardly any of its time, outermost first."""
+    """Return the levels of a lane's spans, outermost first, without levels that take hardly any of its time."""
     total = dur.sum()
     return [int(each) for each in np.unique(level) if dur[level == each].sum() >= WORTH * total]
 
@@ -121,7 +121,7 @@ def _title(track: Track, thread: int) -> str:
 
 
 def _nested(starts: list[int], stops: list[int]) -> Array:
-    """Put each span in the first lane below all lanes that are taken when it starts; -1 where that is too deep."""
+    """Return the lane of each span: the first below all lanes that are taken when it starts; -1 if that is too deep."""
     found: list[int] = []
     ends: list[int] = []
     for start, stop in zip(starts, stops, strict=True):
@@ -139,7 +139,7 @@ def _nested(starts: list[int], stops: list[int]) -> Array:
 
 
 def _outer_first(bars: Bars) -> Array:
-    """Sort by start; a span that another clock puts just before the parent that it runs in comes after it."""
+    """Return the order by start; a span that another clock places just before its parent comes after the parent."""
     above = np.where(bars.parent >= 0, bars.start[bars.parent], bars.start)
     late = (bars.start < above) & (above <= bars.start + bars.dur // 2)
     order: Array = np.lexsort((bars.depth, -bars.dur, bars.level, np.where(late, above, bars.start)))

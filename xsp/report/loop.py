@@ -1,7 +1,7 @@
 """The run over time, for the page: the duration of each step, recorded or not, and the time between steps.
 
-The source is the table `loop` of the rank of the trace. Means are of the steps that profiling disturbed least. If there
-are more steps than a screen can show, the extremes among neighbours of the same kind are kept; means are of all steps.
+The source is the table `loop` of the rank of the trace. Means cover the steps that profiling disturbed least. If there
+are more steps than a screen can show, the extremes among neighbours of the same kind are kept; means cover all steps.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from xsp.store.loop import BARE
 from xsp.store.trace import Trace
 
 MOST_POINTS = 4_000
-"""Steps that are drawn at most."""
+"""Maximum number of steps that are drawn."""
 
 MOST_PARTS = 120
-"""Stretches of the run for which the means of a step's parts are drawn at most."""
+"""Maximum number of stretches of the run for which the means of a step's parts are drawn."""
 
 MOST_KINDS = 7
 """Kinds of steps with a colour of their own; further ones share one."""
@@ -40,16 +40,16 @@ FROM = (
     "steps that were not recorded",
     "unrecorded steps, disturbed ones too",
 )
-"""Which steps means are of, in the order of `xsp.analyses.loop.FROM`."""
+"""The steps that means cover, in the order of `xsp.analyses.loop.FROM`."""
 
 ALL = "all steps, recorded ones as well, for no others were seen"
 
 
 def loop(trace: Trace) -> dict[str, Any] | None:
-    """Return what the page draws of the steps of a run; None where nothing is known of them.
+    """Return the data that the page draws of the steps of a run; None if nothing is known of them.
 
-    `kinds`, the heaviest first, are names; `points` are single steps, in the order of time; `parts` are means over
-    stretches of the run, each from its `step` on. Times are milliseconds, `at_s` seconds since the first step.
+    `kinds` are names, the kind with the most time first; `points` are single steps, in the order of time; `parts` are
+    means over stretches of the run, each from its `step` on. Times are in ms, `at_s` in s since the first step.
     """
     if not _prepare(trace):
         return None
@@ -74,12 +74,12 @@ def loop(trace: Trace) -> dict[str, Any] | None:
 
 
 def weights(trace: Trace) -> dict[int, float]:
-    """Return the share of the loop's time that each kind of step takes, the heaviest first; empty without a loop."""
+    """Return the share of the loop's time that each kind of step takes, the largest first; empty without a loop."""
     return {each.kind: each.share for each in iterations(trace.con) if each.rank == trace.rank}
 
 
 def _prepare(trace: Trace) -> bool:
-    """Make the table `loop_rows` of the trace's rank, and say whether it holds anything.
+    """Create the table `loop_rows` of the trace's rank, and return whether it has rows.
 
     Waiting for data counts as such, whether it was before the step or in it. `most` is null in a step that is left out
     of the means.
@@ -112,7 +112,7 @@ def _mean(column: str) -> str:
 
 
 def _kinds(con: duckdb.DuckDBPyConnection, said: Mapping[int, StepKind]) -> list[tuple[str, int | None]]:
-    """Return the kinds with a colour of their own, the heaviest first, and where there are more, one for the others."""
+    """Return the kinds with a colour of their own, the longest first, and if there are more, one for the others."""
     names = {kind: each.name for kind, each in said.items()}
     found = con.execute("SELECT kind FROM loop_rows GROUP BY kind ORDER BY sum(steps * ms) DESC, kind").fetchall()
     shown = [(names.get(kind, "steps" if kind == _NO_KIND else f"kind {kind}"), kind) for (kind,) in found]
@@ -120,7 +120,7 @@ def _kinds(con: duckdb.DuckDBPyConnection, said: Mapping[int, StepKind]) -> list
 
 
 def _points(con: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[str, int | None]], rows: int) -> dict[str, list[Any]]:
-    """Return single steps: all, or of each stretch the shortest, the longest, and the one with the longest wait."""
+    """Return single steps: all, or from each stretch the shortest, the longest, and the one with the longest wait."""
     coloured = " ".join(f"WHEN {number} THEN {place}" for place, (_, number) in enumerate(kinds) if number is not None)
     group = f"CASE kind {coloured} ELSE {len(kinds) - 1} END" if coloured else "0"
     stretches = rows if rows <= MOST_POINTS else max(1, MOST_POINTS // (6 * len(kinds)))
@@ -141,7 +141,7 @@ def _points(con: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[str, int | Non
 
 
 def _parts(con: duckdb.DuckDBPyConnection, wanted: str) -> dict[str, list[Any]]:
-    """Return means over stretches of the run, of the steps of the basis."""
+    """Return means over stretches of the run, from the steps that meet the condition `wanted`."""
     means = ", ".join(f"{_mean(column)} AS {column}" for column in ("self_ms", "data_ms", "between_ms"))
     return _columns(
         con,
@@ -176,23 +176,23 @@ def _first(con: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
 
 
 # --- kinds -------------------------------------------------------------------------------------------------------
-# The kinds of steps of a run on the page: the heaviest are shown, the rest are listed with how to see them.
+# The kinds of steps of a run: the page shows those with the most time, and lists the rest with a command for each.
 
 
 MOST = 4
-"""Kinds whose figures stand on one page."""
+"""Maximum number of kinds whose figures are on one page."""
 
 
 def listed(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
     """Return the kinds of a run for the page.
 
     Args:
-        trace: whose run it is.
-        shown: traces of kinds that stand on the page, in the order of their data.
+        trace: a trace of the run.
+        shown: traces of the kinds on the page, in the order of their data.
 
     Returns:
         `shown`: name, steps and share of the loop's time of each; `others`: the same, with the command that writes a
-        page of it. Both are empty where the run has only one kind.
+        page of it. Both are empty if the run has only one kind.
     """
     known = kinds_of(trace, trace.rank)
     if len(known) < 2:
@@ -218,13 +218,13 @@ def listed(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
 
 
 def load(path: str | os.PathLike[str], kind: int | str | None = None, *, skip_damaged: bool = False) -> list[Trace]:
-    """Load a run as traces of its kinds of steps: the one that is asked for, then the others that take most time.
+    """Load a run as traces of its kinds of steps: the requested kind, then the others that take most time.
 
     Args:
-        path, kind, skip_damaged: as of `xsp.load`.
+        path, kind, skip_damaged: as in `xsp.load`.
 
     Returns:
-        At most `MOST`; one, where the run has one kind or tells none. A kind of which no step was recorded is left out.
+        At most `MOST` traces; one if the run has one kind or states none. A kind without a recorded step is left out.
 
     Raises:
         As `xsp.load`.

@@ -1,8 +1,8 @@
-"""Columns of a hundred thousand values in little text: what changes, different values once, numbers as differences.
+"""Columns of a hundred thousand values in little text: only changes, each value once, numbers as differences.
 
 A page cannot read Parquet, and JSON spends a dozen characters on a time. Neighbouring spans begin soon after each
 other and have neighbouring parents, so differences are small: they are written as zigzag variable-length integers
-(seven bits a byte, the lowest first; 0, -1, 1, -2 … as 0, 1, 2, 3 …) in base64. `spans.js` reads them.
+(seven bits per byte, the lowest first; 0, -1, 1, -2 … as 0, 1, 2, 3 …) in base64. `spans.js` reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 EXACT = 2**51
-"""Integers from here on are written as text: the differences of larger ones are more than a page counts exactly."""
+"""Integers from here on are written as text, because JavaScript does not represent their differences exactly."""
 
 
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -29,14 +29,14 @@ def pack(places: Array, values: Array) -> dict[str, Any]:
     """Return a column as JSON.
 
     Args:
-        places: at which its value is another than at the place before, the first one included.
-        values: from there on; what is missing is masked, or None.
+        places: the positions at which the value differs from the one before, including the first position.
+        values: the value from each position on; missing values are masked, or None.
 
     Returns:
-        `all`, where all have one value. Else `from`, the places of the changes, and their values in one of three
-        forms. `values` and `at`: the different values, and which of them each one is. `numbers` and `holes`: integers,
-        a missing one standing as the one before, and the lengths of the stretches that are there and missing, in turn.
-        `hex`: the bytes of ids.
+        `all`, if there is only one value. Else `from`, the positions of the changes, and their values in one of three
+        forms. `values` and `at`: the different values, and the index of the value at each change. `numbers` and
+        `holes`: integers, with the preceding one for a missing one, and the lengths of present and missing stretches
+        in turn. `hex`: the bytes of ids.
     """
     if values.dtype.kind == "i":
         missing = np.ma.getmaskarray(values)
@@ -56,10 +56,10 @@ def pack(places: Array, values: Array) -> dict[str, Any]:
 
 
 def changes(values: Array) -> Array:
-    """Return the places at which a column's value is another than at the place before, the first one included.
+    """Return the positions at which a column's value differs from the one before, including the first position.
 
     Args:
-        values: what is missing is masked.
+        values: the column; missing values are masked.
     """
     held, missing = np.ma.getdata(values), np.ma.getmaskarray(values)
     begins = np.ones(len(held), bool)
@@ -96,20 +96,20 @@ def differences(numbers: Sequence[int] | Array) -> str:
 
 
 def stretches(missing: Array) -> list[int]:
-    """Return how many values are there, how many then are missing, how many are there again, and so on."""
+    """Return the lengths of the stretches of present and missing values in turn, beginning with present ones."""
     edges = np.flatnonzero(np.diff(missing.astype(np.int8), prepend=0))
     lengths: list[int] = np.diff(edges, prepend=0, append=len(missing)).tolist()
     return lengths
 
 
 def _filled(numbers: Array, missing: Array) -> Array:
-    """Replace what is missing by the value before, whose difference is none; 0 if there is none before."""
+    """Replace missing values by the value before, so that their difference is 0; by 0 if there is none before."""
     before = np.maximum.accumulate(np.where(missing, -1, np.arange(len(numbers))))
     return np.where(before >= 0, numbers[before], 0)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can say."""
+    """Return a value that JSON can represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, int) and not isinstance(value, bool):

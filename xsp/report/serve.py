@@ -16,10 +16,10 @@ from xsp.report.html import render
 from xsp.store.trace import Trace
 
 PORT = 8600
-"""Where the links of `deploy/ui.json` lead."""
+"""The port in the links of `deploy/ui.json`."""
 
 CONNECTIONS = 32
-"""At a time; a browser has six."""
+"""Maximum number of concurrent connections; a browser opens six."""
 
 _LOOPBACK = "127.0.0.1"
 
@@ -28,7 +28,7 @@ def pages(runs: Iterable[Sequence[Trace]]) -> dict[str, bytes]:
     """Return the page of each run by its name.
 
     Args:
-        runs: each as the traces of its kinds of steps, the one that stands first foremost.
+        runs: for each run, the traces of its kinds of steps; the page shows the first one at first.
 
     Raises:
         UsageError: two runs have the same name.
@@ -46,10 +46,10 @@ def server(rendered: Mapping[str, bytes], port: int = PORT) -> Door:
 
     Args:
         rendered: page by name of the run; it is served at `/<name>`.
-        port: to listen on; 0 takes a free one.
+        port: port to listen on; 0 takes a free one.
 
     Raises:
-        UsageError: the port is taken, or is none.
+        UsageError: the port is in use or invalid.
     """
     try:
         return Door((_LOOPBACK, port), _answering(rendered), CONNECTIONS)
@@ -64,7 +64,7 @@ def address(listening: Door, name: str) -> str:
 
 
 def _answering(rendered: Mapping[str, bytes]) -> type[Prompt]:
-    """Return the handler of these pages."""
+    """Return the request handler for these pages."""
 
     class Handler(Prompt):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""Answers of analyses as files for other programs: CSV, JSON and Parquet, of one run or of several together."""
+"""Results of analyses as files for other programs: CSV, JSON and Parquet, of one run or of several together."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from xsp.rundir import write_whole
 SUFFIXES = {"csv": ".csv", "json": ".json", "parquet": ".parquet"}
 
 Answer = tuple[str, duckdb.DuckDBPyConnection, duckdb.DuckDBPyRelation]
-"""What an analysis says of a run: the run's name, the engine, and the rows."""
+"""The result of an analysis on a run: the run's name, the engine, and the rows."""
 
 Answers = Sequence[Answer]
-"""The same of each run."""
+"""The results of an analysis, one for each run."""
 
 
 def write(answers: Answers, path: Path, form: str) -> None:
-    """Write what an analysis says of all runs to one file; of several runs the first column, `run`, says of which.
+    """Write the results of an analysis on all runs to one file; for several runs the first column, `run`, has the name.
 
     Raises:
         OutputError: the file cannot be written.
@@ -41,23 +41,23 @@ def write(answers: Answers, path: Path, form: str) -> None:
 
 
 def text(answers: Answers, form: str) -> str:
-    """Return what `write` would write, for CSV and JSON."""
+    """Return the text that `write` would write, for CSV and JSON."""
     with tempfile.TemporaryDirectory() as place:
         write(answers, Path(place) / "rows", form)
         return (Path(place) / "rows").read_text(encoding="utf-8")
 
 
 def several_as_json(found: Mapping[str, Answers]) -> str:
-    """Return one JSON object of several analyses: each one's rows under its name."""
+    """Return one JSON object with the rows of several analyses, each under its name."""
     parts = [f"{json.dumps(name)}: {text(answers, 'json').strip()}" for name, answers in found.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def write_each(found: Mapping[str, Answers], folder: Path, form: str) -> None:
-    """Write several analyses into a folder, a file for each, called after it.
+    """Write several analyses into a folder, each to a file with its name.
 
     Raises:
-        OutputError: the folder cannot be made, or a file in it not be written.
+        OutputError: the folder cannot be created, or a file in it cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,10 +70,10 @@ def write_each(found: Mapping[str, Answers], folder: Path, form: str) -> None:
 
 
 def write_text(content: str, path: Path) -> None:
-    """Write text to a file in one piece.
+    """Write text to a file atomically.
 
     Raises:
-        OutputError: it cannot be written, or several tables were to go into what is a folder.
+        OutputError: it cannot be written, or the path is a folder.
     """
     if path.is_dir():
         raise OutputError(f"{path}: a folder is in the way; name a file")

@@ -31,7 +31,7 @@ from xsp.store.trace import Trace
 
 MISSING = "–"
 _SENTENCES = "finding"
-"""The column that holds sentences, in whichever table."""
+"""The column that holds sentences, in any table."""
 
 _PHASES = ("phase", "calls", "ms", "percent_of_iteration")
 _LOOP = ("name", "steps", "iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent_of_loop")
@@ -42,7 +42,7 @@ MAIN = {
     "loop": ("step_ms", "data_ms", "samples_per_s"),
     "A1": ("samples_per_s", "loop_ms", "loop_samples_per_s", "samples_from"),
 }
-"""Columns of analyses that a narrow terminal shows too: without those of the loop, a step seems to be the program."""
+"""Columns that a narrow terminal shows too: without those of the loop, a step seems to be the whole program."""
 
 _LAYERS = ("name", "type", "calls", "shape", "host_self_ms", "percent_of_host_time", "alloc_mib")
 _LEDGER = ("deepest", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
@@ -56,13 +56,13 @@ def table(
     columns: Sequence[str] | None = None,
     main: Sequence[str] = (),
 ) -> RenderableType:
-    """Return a relation as a table that fits the width it is printed in; a number is never cut.
+    """Return a relation as a table that fits the width in which it is printed; a number is never cut.
 
     Args:
-        relation: what to show, in its order.
-        title: above it.
-        limit: rows to show; below them stands how many were left out.
-        columns: to show; all that hold anything unless told otherwise.
+        relation: the rows, in their order.
+        title: title above the table.
+        limit: rows to show; a line below them has the number of the others.
+        columns: columns to show; by default all that hold a value.
         main: columns that a narrow terminal shows too.
     """
     names, rows = relation.columns, rows_of(relation)
@@ -73,7 +73,7 @@ def table(
         if (name in columns if columns is not None else any(row[place] is not None for row in rows) or not rows)
     ]
     made = [_column(names[place], [row[place] for row in rows], len(shown)) for place in chosen]
-    for kind in (str, float):  # of what it is about, and how much it is, a narrow terminal shows something too
+    for kind in (str, float):  # a narrow terminal too shows a name and a figure
         about = (column for column, place in zip(made, chosen, strict=True) if _holds(rows, place, kind))
         for column in itertools.islice(about, 1):
             column.main = True
@@ -94,7 +94,7 @@ def _holds(rows: Sequence[Sequence[Any]], place: int, kind: type) -> bool:
 
 
 def cell(value: Any) -> str:
-    """Return a value as a table shows it: four significant digits, names without control characters."""
+    """Return a value as text for a table: four significant digits, names without control characters."""
     if value is None:
         return MISSING
     if isinstance(value, bool):
@@ -122,16 +122,16 @@ def _findings(findings: Sequence[Finding]) -> RenderableType:
 
 
 def overview(trace: Trace) -> RenderableType:
-    """Return the overview: verdict, reasons and next steps for a trace of devices, else latency and layers."""
+    """Return the overview: verdict, reasons and next steps for a trace with device work, else latency and layers."""
     answers = Answers(trace)
     said = verdict(answers)
     return _of_devices(answers, said) if said is not None else _of_host(trace)
 
 
 def _of_host(trace: Trace) -> RenderableType:
-    """Return phases, latency, dearest layers, time by type, ledger, health."""
+    """Return phases, latency, the most expensive layers, time by type, ledger, health."""
     ranks = _ranks_of_loop(trace)
-    loop = _LOOP if ranks == 1 else ("scope", *_LOOP)  # whether a row is of a rank or of the job
+    loop = _LOOP if ranks == 1 else ("scope", *_LOOP)  # the scope of a row is a rank or the job
     parts = [
         _of(analyses.phases, trace, columns=_PHASES),
         *([_of(analyses.program_loop, trace, columns=loop)] if ranks else []),
@@ -146,7 +146,7 @@ def _of_host(trace: Trace) -> RenderableType:
 
 
 def _is_much_between(trace: Trace) -> bool:
-    """Return whether lines are known that ran between steps, and take a good part of the loop."""
+    """Return whether the lines that ran between steps are known, and take a large part of the loop."""
     if analyses.lines_between_steps.refusal(trace) is not None:
         return False
     whole = [(each.between_ns or 0.0, each.mean_ns or 0.0) for each in iterations(trace.con)]
@@ -194,7 +194,7 @@ _MOST = (
 
 
 def _named(answers: Answers) -> str:
-    """Return the trace's name, its devices, and what a step takes."""
+    """Return the trace's name, its devices, and the latency of a step."""
     parts = [answers.trace.name, *filter(None, [devices(answers.trace)])]
     for row in answers["A1"].dicts()[:1]:
         parts.append(f"{row['steps']} step{'s' * (row['steps'] > 1)} of {number(row['latency_ms'])} ms")
@@ -210,7 +210,7 @@ def _known(trace: Trace) -> list[str]:
 
 
 def _most(answer: Answer, title: str, columns: Sequence[str]) -> RenderableType:
-    """Return the rows that take most time, of all devices, in a few columns, those of them that hold anything."""
+    """Return the rows that take most time, over all devices, with those of the columns that hold a value."""
     measure = next(column for column in columns if column.endswith("_ms"))
     rows = sorted((row for row in answer.dicts() if row.get("device") is None), key=lambda row: -(row[measure] or 0))[
         :_TOP
@@ -232,7 +232,7 @@ def _of(
     limit: int | None = None,
     columns: Sequence[str] | None = None,
 ) -> RenderableType:
-    """Return an analysis as a table, or the reason why this trace cannot carry it."""
+    """Return an analysis as a table, or the reason why this trace lacks the data for it."""
     try:
         relation = each(trace)
     except AnalysisError as error:

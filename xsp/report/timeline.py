@@ -1,7 +1,7 @@
-"""The spans that the page's timeline draws: which of them, lane by lane, as packed columns.
+"""The choice of the spans that the page's timeline draws, lane by lane, as packed columns.
 
-Of a run that xsp recorded it is the merged step, of all its ranks. What was imported was seen once, as a whole, so
-all of its steps are shown, as many as fit.
+For a run that xsp recorded it is the merged step, of all ranks. An imported trace was recorded once, as a whole, so as
+many of its steps are shown as fit.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from xsp.schema import COLUMNS, MERGED_COLUMNS, Column, Kind, Level
 from xsp.store.trace import Trace
 
 MOST_SPANS = 200_000
-"""Of more, the steps around the merged one are shown that fit, and of a single longer step its longest spans; the
-page says so."""
+"""Maximum number of spans. If there are more, the page shows the steps around the merged one that fit, or the longest
+spans of a single longer step, and says so."""
 
 MOST_TEXT = 4_000_000
-"""Letters of the different values of a column; a column with more is left out, and the page says so."""
+"""Maximum letters of the different values of a column; a longer column is left out, and the page says so."""
 
 _UNSEEN = {"trace_id", "span_id", "parent_id", "start_ns", "dur_ns", "rung", "timed", "layer_id", "key", "rank"}
 _SHOWN = [column for column in (*COLUMNS, *MERGED_COLUMNS) if column.name not in _UNSEEN]
@@ -34,13 +34,13 @@ def timeline(trace: Trace, most: int | None = None, con: duckdb.DuckDBPyConnecti
     """Return the spans for the page: lanes, packed columns, and what was left out.
 
     Args:
-        trace: any.
-        most: spans that are shown at most (default: `MOST_SPANS`).
-        con: a connection of its own to the trace's engine, where others ask that of the trace meanwhile.
+        trace: any trace.
+        most: maximum number of spans (default: `MOST_SPANS`).
+        con: a separate connection to the trace's engine, if other threads use the trace's own connection meanwhile.
 
-    Times are nanoseconds from the start of the first span: of a step that waited for data that is the wait, not the
-    step's own.
-    `parent`, `layer` and `launch` are places among the spans; `key` is what a link from elsewhere calls a span.
+    Times are nanoseconds from the start of the first span; in a step that waited for data this is the wait, not the
+    step span.
+    `parent`, `layer` and `launch` are indices of spans; `key` identifies a span in links from elsewhere.
     """
     most = MOST_SPANS if most is None else most
     con = con or table.cursor(trace.con)
@@ -70,7 +70,7 @@ _DEEP = f"which overlap more than {MOST_LANES} deep"
 
 
 class Steps(NamedTuple):
-    """How many steps are shown of how many, and whether it is the one whose times are averaged over others."""
+    """The numbers of shown and of all steps, and whether it is the merged step, with times averaged over others."""
 
     shown: int
     total: int
@@ -78,7 +78,7 @@ class Steps(NamedTuple):
 
 
 def _choose(con: duckdb.DuckDBPyConnection, trace: Trace, most: int) -> Steps:
-    """Make the view `chosen_spans`: the merged step, or all that fits of a trace that was imported."""
+    """Create the view `chosen_spans`: the merged step, or as many steps of an imported trace as fit."""
     seen_once = trace.run.imported is not None and len(trace.rungs) <= 1
     found = con.execute("SELECT step, rung, trace_id, rank FROM merged WHERE step IS NOT NULL LIMIT 1").fetchall()
     if not found:
@@ -92,7 +92,7 @@ def _choose(con: duckdb.DuckDBPyConnection, trace: Trace, most: int) -> Steps:
 
 
 def _around(con: duckdb.DuckDBPyConnection, middle: int, most: int) -> Steps:
-    """Choose the steps next to the merged one while they fit, and what is outside of steps at that time."""
+    """Choose the steps next to the merged one while they fit, and the spans outside of steps at that time."""
     counts = con.execute("SELECT step, count(*) FROM spans WHERE step IS NOT NULL GROUP BY step").fetchall()
     chosen: list[int] = []
     room = most
@@ -113,7 +113,7 @@ def _around(con: duckdb.DuckDBPyConnection, middle: int, most: int) -> Steps:
 
 
 def _view(con: duckdb.DuckDBPyConnection, condition: str) -> None:
-    """Make the view of chosen spans; those of the merged step come with its figures."""
+    """Create the view of chosen spans; spans of the merged step have its figures."""
     con.execute(
         f"""
         CREATE OR REPLACE TEMP VIEW chosen_spans AS
@@ -124,7 +124,7 @@ def _view(con: duckdb.DuckDBPyConnection, condition: str) -> None:
 
 
 def _limit(con: duckdb.DuckDBPyConnection, most: int | None) -> None:
-    """Make the view `numbered` of the longest spans, or of all, and `related`: their parents, layers and launches."""
+    """Create the view `numbered` of the longest spans, or of all, and `related`: their parents, layers and launches."""
     longest = "" if most is None else f"ORDER BY dur_ns DESC, start_ns LIMIT {most}"
     con.execute(f"CREATE OR REPLACE TEMP TABLE drawn_spans AS FROM chosen_spans {longest}")
     con.execute("CREATE OR REPLACE TEMP VIEW numbered AS SELECT rowid AS number, * FROM drawn_spans")
@@ -147,10 +147,10 @@ def _limit(con: duckdb.DuckDBPyConnection, most: int | None) -> None:
 
 
 class _Drawn:
-    """The spans that are drawn, place by place: lane after lane, and by start in a lane."""
+    """The drawn spans in order: lane after lane, and by start within a lane."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
-        """Put the spans of the view `numbered` into lanes; `numbers` are theirs at each place."""
+        """Put the spans of the view `numbered` into lanes; `numbers` has the number of the span at each position."""
         self.con = con
         self.count = _number(con, "SELECT count(*) FROM numbered")
         self.numbers = np.arange(self.count)
@@ -165,17 +165,17 @@ class _Drawn:
         self.start_ns, self.dur_ns = bars["start"][self.numbers], bars["dur"][self.numbers]
 
     def columns(self, expressions: Mapping[str, str], source: str = "numbered") -> dict[str, Array]:
-        """Return columns by the names that they are to have; what is missing is masked."""
+        """Return columns by the names in `expressions`; missing values are masked."""
         named = ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
         found = self.con.execute(f"SELECT number, {named} FROM {source}").fetchnumpy()
         number = np.asarray(found["number"])
-        rows = np.zeros(number.max(initial=-1) + 1, np.int64)  # the engine gives them in any order
+        rows = np.zeros(number.max(initial=-1) + 1, np.int64)  # the engine returns rows in any order
         rows[number] = np.arange(len(number))
         return {name: found[name][rows[self.numbers]] for name in expressions}
 
     def relations(self) -> dict[str, Array]:
-        """Return the places of parents, layers and launches; masked where there is none, or none that is drawn."""
-        places = np.full(self.count + 1, -1, np.int64)  # the last one is that of -1, of no span
+        """Return the positions of parents, layers and launches; masked if there is none, or it is not drawn."""
+        places = np.full(self.count + 1, -1, np.int64)  # the last element is for index -1, no span
         places[self.numbers] = np.arange(len(self.numbers))
         return {name: np.ma.masked_equal(places[each[self.numbers]], -1) for name, each in self._related.items()}
 
@@ -184,7 +184,7 @@ _RELATED = ("parent", "layer", "launch")
 
 
 def _columns(spans: _Drawn) -> tuple[dict[str, Any], list[str]]:
-    """Return the packed columns that hold anything, and the names of those whose texts are too long."""
+    """Return the packed columns that hold a value, and the names of the columns whose texts are too long."""
     counted = ", ".join(f"count({column.name}), {_letters(column)}" for column in _SHOWN)
     figures = _row(spans.con, f"SELECT {counted} FROM numbered")
     texts, numbers, too_long = ["key"], {}, []
@@ -198,14 +198,14 @@ def _columns(spans: _Drawn) -> tuple[dict[str, Any], list[str]]:
     named = f"(WITH {NAMES} SELECT number, {_WORK} AS work FROM numbered LEFT JOIN names USING (name))"
     found = {**spans.columns(numbers), **spans.columns({"work": "work"}, named)}
     packed = {name: _packed(values) for name, values in found.items()}
-    # text by text: all of them at once are hundreds of megabytes
+    # one text column at a time: all of them at once take hundreds of megabytes
     return {**packed, **{name: _packed(spans.columns({name: name})[name]) for name in texts}}, too_long
 
 
 _WORK = f"CASE kind WHEN '{Kind.COPY}' THEN 'copy' WHEN '{Kind.KERNEL}' THEN names.class END"
 
 ALWAYS = ("name", "level", "kind", "type", "phase", "true_ns", "true_lo_ns", "true_hi_ns", "cause", "parent_rule")
-"""Columns that the page always asks for."""
+"""Columns that the page always reads."""
 
 
 def _letters(column: Column) -> str:
@@ -214,7 +214,7 @@ def _letters(column: Column) -> str:
 
 
 def _figure(column: Column) -> str:
-    """Return a column's SQL; fractions of a nanosecond are dropped."""
+    """Return a column's SQL; nanoseconds are rounded to integers, other figures to four decimals."""
     if column.type != "DOUBLE":
         return column.name
     return f"round({column.name})::BIGINT" if column.name.endswith("_ns") else f"round({column.name}, 4)"
@@ -242,7 +242,7 @@ def _note(shown: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_lon
 
 
 def _bounds(drawn: Sequence[Lane]) -> list[tuple[str, list[int], int, int]]:
-    """Return each lane's track, levels, and the first and the last place of its spans."""
+    """Return each lane's track, levels, the position of its first span, and the position after its last span."""
     bounds, first = [], 0
     for lane in drawn:
         bounds.append((lane.track, lane.levels, first, first + len(lane.places)))

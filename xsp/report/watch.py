@@ -1,4 +1,4 @@
-"""First figures of a run while it goes on, read from its directory alone."""
+"""First figures of a run while it is recorded, read only from its directory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from xsp.schema import Kind, Level
 from xsp.scrub import plain
 
 LAST = 40
-"""Stored steps that the figures are of: the last ones."""
+"""Number of the last stored steps that the figures cover."""
 
 LAYERS = 5
-"""The slowest ones are shown."""
+"""Number of the slowest layers that are shown."""
 
 
 @dataclass
 class Figures:
-    """What is known of a run at one moment."""
+    """The figures of a run at one moment."""
 
     name: str
     finished: bool
@@ -35,17 +35,17 @@ class Figures:
     seen: int | None
     budget: Budget
     steps_ms: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Per rung: how many of the last steps, and their trimmed mean."""
+    """Per rung: number of the last steps, and their trimmed mean in milliseconds."""
 
     layers: list[tuple[str, float, float]] = field(default_factory=list)
-    """Name, milliseconds, share of the step in percent, of the slowest layers of the last steps, slowest first."""
+    """The slowest layers of the last steps, slowest first: name, milliseconds, share of the step in percent."""
 
 
 def look(run: Path) -> Figures:
     """Return the figures of a run.
 
     Raises:
-        TraceError: it is no run.
+        TraceError: it is not a run, or holds several runs.
     """
     content = rundir.read_run(run)
     if content.parts or content.is_job:
@@ -66,7 +66,7 @@ def _count(value: object) -> int | None:
 
 
 def _read_steps(figures: Figures, segments: list[Path]) -> None:
-    """Fill in what the last steps say; a segment is whole from the moment that it is there."""
+    """Fill in the figures of the last steps; an existing segment is always complete."""
     con = table.connect()
     con.execute("SET threads = 1")  # the run needs the others
     try:
@@ -78,13 +78,13 @@ def _read_steps(figures: Figures, segments: list[Path]) -> None:
         figures.steps_ms = {rung_name(rung): (len(ns), summary.trimmed_mean(ns) / 1e6) for rung, ns in rows}
         figures.layers = _layers(con)
     except RuntimeError as interrupt:
-        raise KeyboardInterrupt from interrupt  # it is what the engine makes of Ctrl-C within a query
+        raise KeyboardInterrupt from interrupt  # the engine turns Ctrl-C within a query into it
     except duckdb.Error as error:
         raise TraceError(f"{segments[0].parent}: cannot be read ({str(error).splitlines()[0]})") from error
 
 
 def _layers(con: duckdb.DuckDBPyConnection) -> list[tuple[str, float, float]]:
-    """Return the slowest layers without layers inside, by what they take in a step of the first rung with layers."""
+    """Return the slowest layers without layers inside, by their time in a step of the first rung with layers."""
     rows = con.execute(
         f"""
         WITH rung AS (SELECT min(rung) AS own FROM spans WHERE timed AND rung >= {int(Level.LAYER)}),
@@ -100,11 +100,11 @@ def _layers(con: duckdb.DuckDBPyConnection) -> list[tuple[str, float, float]]:
 
 
 # --- watched -----------------------------------------------------------------------------------------------------
-# What `xsp watch` shows: a few lines of text on a run that goes on.
+# The output of `xsp watch`: a few lines of text on a run while it is recorded.
 
 
 def watched(figures: Figures) -> Text:
-    """Return the lines."""
+    """Return the lines of `xsp watch`."""
     lines = [_progress(figures)]
     if figures.budget:
         lines.append(overhead(figures.budget))
@@ -119,7 +119,7 @@ def watched(figures: Figures) -> Text:
 
 
 def _rungs(figures: Figures) -> list[str]:
-    """Return a line for each rung: how many steps had it, and what the last of them took."""
+    """Return a line for each rung: its number of steps, and the duration of the last ones."""
     taken = figures.budget.taken
     names = dict.fromkeys([*taken, *figures.steps_ms])
     if not names:

@@ -1,4 +1,4 @@
-"""Words for codes: the recorded levels of a step, the devices of a trace, and how far the trace can be trusted."""
+"""Words for codes: the recorded levels of a step, the devices of a trace, and the reliability of the trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xsp.store.trace import Trace
 
 
 def explained(rungs: Iterable[str]) -> str:
-    """Return rungs with what they record: `steps and calls (M), layers too (M/L)`."""
+    """Return rungs with the levels that they record: `steps and calls (M), layers too (M/L)`."""
     return ", ".join(f"{depth(rung)}{' too' if place else ''} ({rung})" for place, rung in enumerate(rungs))
 
 
@@ -26,9 +26,9 @@ def used_devices(trace: Trace) -> list[tuple[int, int]]:
 
 
 def devices(trace: Trace) -> str:
-    """Return the devices that work ran on, and how many more the machine has; nothing where none is known.
+    """Return the devices that work ran on, and how many the machine has; an empty text if none is known.
 
-    `2 × NVIDIA A100 (of 8 in the machine)`; a trace of one GPU is of one, whatever stands beside it.
+    `2 × NVIDIA A100 (of 8 in the machine)`; a trace of one GPU has one device, however many the machine has.
     """
     held = list(trace.run.machine.devices)
     used = used_devices(trace)
@@ -46,7 +46,7 @@ def _name(held: list[str], device: int) -> str:
 
 
 def _counted(names: Iterable[str]) -> str:
-    """Return names with how many times they occur: `8 × NVIDIA A100`."""
+    """Return names with their numbers of occurrences: `8 × NVIDIA A100`."""
     return ", ".join(
         f"{count} GPU{'s' * (count > 1)}" if name == _UNNAMED else f"{count} × {name}" if count > 1 else name
         for name, count in Counter(names).items()
@@ -54,18 +54,18 @@ def _counted(names: Iterable[str]) -> str:
 
 
 _UNNAMED = ""
-"""Name of a device that the trace does not name."""
+"""Placeholder for the name of a device that the trace does not name."""
 
 
 # --- trust -------------------------------------------------------------------------------------------------------
-# How far a trace can be believed, for the page: the grade, the share of device time by attribution, the findings.
+# The reliability of a trace, for the page: the grade, the share of device time by attribution, the findings.
 
 
 def trust(trace: Trace) -> dict[str, Any]:
-    """Return what the page says of it.
+    """Return the data of the page on the reliability of a trace.
 
     `grade` with its reasons; `findings` as (severity, subject, text); `absent`: collectors that had nothing to observe
-    or could not, each with the reason, which are no findings; `attributed`: device time by how surely it has a layer.
+    or could not, each with the reason, which are no findings; `attributed`: device time by certainty of its layer.
     """
     findings, absent = health(trace), trace.run.absent
     return {
@@ -79,7 +79,7 @@ def trust(trace: Trace) -> dict[str, Any]:
 
 
 def _is_of(finding: Finding, absent: Mapping[str, Any]) -> bool:
-    """Return whether a finding says no more than that a collector is absent, and why."""
+    """Return whether a finding reports only that a collector is absent, and why."""
     return finding.subject in absent and finding.text.endswith(str(absent[finding.subject]))
 
 
@@ -96,7 +96,7 @@ def attributed(trace: Trace) -> list[tuple[str, int, float]]:
 
 
 def number(value: float) -> str:
-    """Return a number with about four significant digits, without an exponent where people expect none."""
+    """Return a number with about four significant digits; only very large or small ones have an exponent."""
     if value == 0 or 0.001 <= abs(value) < 100_000:
         digits = max(0, 3 - len(str(int(abs(value))))) + (1 if abs(value) < 1000 else 0)
         return f"{value:.{digits}f}"
