@@ -120,4 +120,4 @@ def _trace_of_ranks(environment: Mapping[str, str]) -> str | None:
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, "")
-    return int(text) if text.isdigit() else default
+    return int(text) if text.isascii() and text.isdigit() else default

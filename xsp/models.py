@@ -152,9 +152,8 @@ def of_phase(spec: str, built: Built | Callable[[], object], settings: Settings)
 def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[], object]:
     """Call a function of a user's file.
 
-    The function takes the batch size. It returns a module with its input, or a function without arguments that does
-    one step. The input is a tensor, several of them, a tuple of arguments, a dictionary of keyword arguments, or a
-    tuple and a dictionary.
+    The function takes the batch size. It returns a function that does one step, or a module with its input: one or
+    several tensors, a tuple of arguments, a dictionary of keyword arguments, or a tuple and a dictionary.
 
     Raises:
         ModelError: there is no such file or function, it raises, or returns something else.
@@ -172,22 +171,13 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
     if callable(made) and not hasattr(made, "parameters"):
         return made  # type: ignore[no-any-return]
     if isinstance(made, tuple) and len(made) > 1 and hasattr(made[0], "parameters"):
-        return _with_inputs(*made)
-    raise ModelError(
-        f"{path}:{name} returned {type(made).__name__}; "
-        "it is to return (module, input), (module, input, input, ...), or a function that does one step"
-    )
-
-
-def _with_inputs(model: Any, *given: Any) -> Built:
-    """Return a module with the input that a user's function returned with it, see `from_file`."""
-    *values, last = given
-    kwargs = dict(last) if isinstance(last, Mapping) and len(values) < 2 else None
-    if kwargs is None:
-        values.append(last)
-    if len(values) == 1 and isinstance(values[0], tuple):
-        return Built(model, values[0], kwargs or {})
-    return Built(model, tuple(values), kwargs or {})
+        model, *values = made
+        kwargs = dict(values.pop()) if len(values) < 3 and isinstance(values[-1], Mapping) else {}
+        if len(values) == 1 and isinstance(values[0], tuple):
+            values = list(values[0])
+        return Built(model, tuple(values), kwargs)
+    wanted = "(module, input), (module, input, input, ...), or a function that does one step"
+    raise ModelError(f"{path}:{name} returned {type(made).__name__}; it is to return {wanted}")
 
 
 def function_of(path: Path, name: str) -> Callable[..., Any]:

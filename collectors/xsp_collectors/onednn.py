@@ -61,6 +61,8 @@ class OneDnnPrimitives(Collector):
         """Restore the environment, and close the file."""
         if self._environment is None:
             os.environ.pop(_TIMESTAMP, None)
+        else:
+            os.environ[_TIMESTAMP] = self._environment
         if self._output is not None:
             self._output.close()
             self._late += self._output.late

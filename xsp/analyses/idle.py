@@ -165,7 +165,7 @@ def idle_causes(trace: Trace) -> Table:
         SELECT causes.rank, causes.device, causes.cause, causes.ns / 1e6 AS idle_ms,
                100.0 * causes.ns / sum(causes.ns) OVER (PARTITION BY causes.rank, causes.device) AS percent_of_idle,
                call, most.ns / 1e6 AS call_ms, gaps, median_us, longest_us
-        FROM causes LEFT JOIN most ON most.rank = causes.rank AND most.device = causes.device
+        FROM causes LEFT JOIN most ON most.rank = causes.rank AND most.device IS NOT DISTINCT FROM causes.device
                                   AND most.cause = causes.cause
         ORDER BY causes.rank, causes.device, idle_ms DESC, causes.cause
         """

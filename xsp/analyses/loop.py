@@ -133,7 +133,11 @@ def _jobs(trace: Trace, found: list[Iteration]) -> Iterator[tuple[Any, ...]]:
         by_name[said.name if said is not None else ""].append(each)
     ranks = len({each.rank for each in found})
     for name, those in by_name.items():
-        if len(those) < ranks or not all(each.is_known for each in those):
+        if (
+            len(those) != ranks
+            or len({each.rank for each in those}) != ranks
+            or not all(each.is_known for each in those)
+        ):
             continue
         slowest = max(those, key=lambda each: each.mean_ns or 0.0)
         samples = [each.samples for each in those]

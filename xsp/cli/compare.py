@@ -40,6 +40,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xsp import table
 from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
 from xsp.record import output
@@ -318,6 +319,5 @@ def _plain(found: Comparison) -> dict[str, object]:
 
 def _csv(found: Comparison) -> str:
     with tempfile.TemporaryDirectory() as place:
-        written = Path(place) / "rows.csv"
-        found.relation().write_csv(str(written), header=True)
-        return written.read_text(encoding="utf-8")
+        table.write(*found.in_engine(), Path(place) / "rows", "csv")
+        return (Path(place) / "rows").read_bytes().decode()

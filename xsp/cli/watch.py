@@ -12,6 +12,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from pathlib import Path
@@ -36,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
     from xsp.errors import UsageError
     from xsp.report.watch import look, watched
 
-    if given.interval <= 0:
+    if not 0 < given.interval < math.inf:
         raise UsageError(f"--interval {given.interval}: write a number of seconds above 0")
     figures = look(given.run)
     console = Console()

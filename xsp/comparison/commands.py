@@ -92,7 +92,9 @@ def _read(words: list[str], typed: str) -> tuple[tuple[str, ...], str, list[str]
 
 
 def _check_options(words: list[str], typed: str) -> None:
-    for word in words:
+    for place, word in enumerate(words):
+        if place and words[place - 1] == "-m":  # a module: what follows is its own
+            return
         option = word.partition("=")[0]
         if option in _ITS_PLACE:
             raise UsageError(f"{typed!r}: omit {option}; `xsp compare` itself says where and how deep it records")

@@ -125,12 +125,16 @@ class Comparison:
 
     def relation(self, section: str | None = None) -> duckdb.DuckDBPyRelation:
         """Return the rows of one section or of all as a relation: `.df()`, `.pl()`, `.show()`."""
+        return self.in_engine(section)[1]
+
+    def in_engine(self, section: str | None = None) -> tuple[duckdb.DuckDBPyConnection, duckdb.DuckDBPyRelation]:
+        """Return the rows of one section or of all as a relation, with the engine that holds it."""
         con = table.connect()
         columns = [Column(each.name, _TYPES.get(each.name, "DOUBLE"), "") for each in fields(Row)]
         table.create(con, "comparison", columns)
         rows = self.rows if section is None else self.section(section)
         table.insert(con, "comparison", [tuple(vars(row).values()) for row in rows], columns)
-        return con.sql("SELECT * FROM comparison")
+        return con, con.sql("SELECT * FROM comparison")
 
 
 _TYPES = {

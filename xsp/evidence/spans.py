@@ -47,12 +47,13 @@ def _shown(
     here = "" if place == "merged" else " AND trace_id IS NOT DISTINCT FROM ?"
     trace_id = [] if place == "merged" else [itself["trace_id"]]
     children = f"FROM {place} WHERE parent_id = ?{here} AND span_id IS DISTINCT FROM parent_id"
+    same = "" if place == "merged" else " AND inner_.trace_id IS NOT DISTINCT FROM outer_.trace_id"
     ((count,),) = trace.con.execute(f"SELECT count(*) {children}", [itself["span_id"], *trace_id]).fetchall()
     shown = [_span(itself, "itself", count)]
     shown += [_span(each, "around") for each in _around(trace, place, itself, here, trace_id)]
     found = _rows(
         trace,
-        f"SELECT *, (SELECT count(*) FROM {place} inner_ WHERE inner_.parent_id = outer_.span_id) AS children "
+        f"SELECT *, (SELECT count(*) FROM {place} inner_ WHERE inner_.parent_id = outer_.span_id{same}) AS children "
         f"FROM (SELECT * {children} ORDER BY start_ns, span_id LIMIT {int(limit)} OFFSET {int(first)}) outer_ "
         "ORDER BY start_ns, span_id",
         itself["span_id"],

@@ -144,6 +144,8 @@ def _condition(relation: duckdb.DuckDBPyRelation, name: str, asked: Mapping[str,
     column, op, value = quoted(_column(relation, name, str(asked["column"]))), asked["op"], asked["value"]
     if op == CONTAINS:
         return f"contains(lower({column}::VARCHAR), {literal(str(value).lower())})"
+    if value is None and op not in ("=", "!="):
+        raise UsageError(f"where {asked['column']} {op} null: null goes with = and != alone")
     if value is None:
         return f"{column} IS {'' if op == '=' else 'NOT '}NULL"
     said = literal(value) if isinstance(value, str) else str(value).lower()

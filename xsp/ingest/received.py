@@ -54,7 +54,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
             con.close()
     if out == run:
         for file in files:
-            file.unlink()
+            file.unlink(missing_ok=True)
     return written
 
 

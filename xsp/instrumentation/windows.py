@@ -91,10 +91,15 @@ class Windows:
         if opens:
             self._open(window)
         elif not window.ready.wait(STARTING_S) or not window.start:
-            with self._lock:  # the call that opens the window is still in it, so it stays open
+            with self._lock:
                 window.calls.remove(call)
                 window.going_on -= 1
+                is_last = not window.going_on and not window.closed  # the call that opened the window has left it
+                window.closed = window.closed or is_last
             call.window = None
+            if is_last:
+                self._close(window)
+                self._read(window)
             return BUSY
         call.anchor = window.anchor
         return None
@@ -109,6 +114,11 @@ class Windows:
             if window.going_on:
                 return None
             window.closed = True
+        self._close(window)
+        return window
+
+    def _close(self, window: Window) -> None:
+        """Switch off the collectors of a window that no call is in any more."""
         try:
             self._collecting.settle(self._collecting.collectors)
             self._collecting.stop(window.on)
@@ -116,7 +126,6 @@ class Windows:
             window.end = clock.monotonic_ns()
             with self._lock:
                 self._now, self._last = None, window
-        return window
 
     @contextlib.contextmanager
     def none(self) -> Iterator[None]:

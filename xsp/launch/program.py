@@ -13,6 +13,7 @@ A command that is no Python program, or that starts one itself, is refused with 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -165,22 +166,25 @@ def _command(name: str, path: Path, rest: tuple[str, ...]) -> Program:
     return Program(str(path), rest)
 
 
+_LONG = "'''exec'"
+
+
 def _shebang(path: Path) -> str | None:
     """Return the interpreter that a file's first lines name; None if they name none."""
     if not path.is_file():  # a pipe can be read only once
         return None
     try:
         with open(path, "rb") as file:
-            lines = [line.decode("utf-8", "replace").split() for line in (file.readline(512), file.readline(512))]
+            first, second = (file.readline(512).decode("utf-8", "replace") for _ in range(2))
     except OSError:
         return None
-    if not lines[0] or not lines[0][0].startswith("#!"):
+    if not first.startswith("#!"):
         return None
-    if lines[1] and lines[1][0] == "'''exec'":  # installers write long paths and paths with blanks so
-        return shlex.split(lines[1][1])[0]
-    named = [lines[0][0][2:], *lines[0][1:]]
-    words = [word for word in named if word and not word.startswith("-")]
-    return words[1] if len(words) > 1 and Path(words[0]).name == "env" else words[0]
+    if second.startswith(_LONG):  # installers write long paths and paths with blanks so
+        with contextlib.suppress(ValueError, IndexError):
+            return shlex.split(second.removeprefix(_LONG))[0]
+    words = [word for word in first.removeprefix("#!").split() if not word.startswith("-")]
+    return next(iter(words[1:] if words and Path(words[0]).name == "env" else words), None)
 
 
 # --- interpreters -----------------------------------------------------------------------------------------

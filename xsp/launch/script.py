@@ -140,13 +140,17 @@ def _compiled(source: bytes | str, file: str, named: str, function: str | None) 
     return compile(tree, file, "exec", dont_inherit=True)  # with Python's file name for a main module
 
 
+_BLOCKS = (ast.If, ast.Try, ast.ExceptHandler, ast.With, ast.For, ast.While, ast.Match, ast.match_case)
+
+
 def _find(tree: ast.AST, path: list[str]) -> ast.FunctionDef | None:
+    """Return the definition of a function, by the names of its classes and its own."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef) and path == [node.name]:
             return node
         if isinstance(node, ast.ClassDef) and path[0] == node.name and len(path) > 1:
             return _find(node, path[1:])
-        if isinstance(node, (ast.If, ast.Try, ast.With)) and (found := _find(node, path)) is not None:
+        if isinstance(node, _BLOCKS) and (found := _find(node, path)) is not None:
             return found
     return None
 

@@ -125,10 +125,10 @@ class _Request(Prompt):
 
     def _number(self, text: bytes, digits: int) -> int:
         try:
-            size = int(text, digits)
+            size = int(text, digits) if text.isalnum() else -1  # without the signs and marks that Python allows
         except ValueError:
             size = -1
-        if size < 0:
+        if size < 0 or text[1:2] in b"xX":
             raise Refused(HTTPStatus.BAD_REQUEST, "a length that is no number")
         return size
 

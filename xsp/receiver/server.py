@@ -38,7 +38,7 @@ def address(text: str) -> Address | None:
         return None
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise UsageError(f"{text!r}: write host and port, 127.0.0.1:4318, or off")
     return Address(host, int(port))
 
@@ -99,7 +99,10 @@ class Server:
 
     def _tidy(self) -> None:
         while not self._ended.wait(TIDY_S):
-            self.receiving.tidy()
+            try:
+                self.receiving.tidy()
+            except Exception as error:  # a full disk, for example: the next turn may succeed
+                self._say(f"runs could not be put in order, and wait: {type(error).__name__}: {error}")
 
     def _open_http(self, where: Address, room: Room, limits: Limits) -> Any:
         web = _module("http")

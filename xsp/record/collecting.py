@@ -178,12 +178,12 @@ class Collecting:
 
     def hush(self, quiet: bool, but: Signal | None = None) -> None:
         """Have collectors ignore everything between steps, except for one signal; or no longer."""
-        for collector in self.collectors:
+        for collector in tuple(self.collectors):
             self._guard(collector, "hush", lambda c=collector: c.hush(quiet, but))  # type: ignore[misc]
 
     def forget(self) -> None:
         """Discard the rows of a step that is not recorded."""
-        for collector in self._forgetting:
+        for collector in tuple(self._forgetting):
             self._guard(collector, "forget", collector.forget)
 
     def rows(self, anchor: clock.Anchor, by_thread: bool | None = None) -> list[Span]:
@@ -251,6 +251,7 @@ class Collecting:
                 collector.gave_up = f"{verb} failed: {type(error).__name__}: {error}"
             if collector in self.collectors:
                 self.collectors.remove(collector)
+                self._forgetting = [each for each in self._forgetting if each is not collector]
                 if verb != "close":
                     with contextlib.suppress(Exception):
                         collector.stop()

@@ -115,4 +115,5 @@ _OF_PATHS = ("/", "~/", "./", "../", "runs/", *((".\\", "..\\", "runs\\") if os.
 
 
 def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name) or "run"
+    found = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return found if found.strip(".") else "run"

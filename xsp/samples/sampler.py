@@ -6,6 +6,7 @@ otherwise be unbounded. Readings are written to the disk in portions, so that a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -92,6 +93,8 @@ class Sampler:
             self._repeat()
         except Exception as error:  # steps must be stored even if sampling fails
             self._notes.append(f"sampling ended early: {type(error).__name__}: {error}")
+            with contextlib.suppress(Exception):
+                self._store()
         for source in self._sources:
             self._close(source)
 

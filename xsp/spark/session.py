@@ -109,7 +109,10 @@ def check_java(engine: str) -> None:
     wanted = f"Spark 4 needs Java {JAVA} or later (install a JRE, or set JAVA_HOME)"
     if java is None or not Path(java).is_file():
         raise PluginError(f"--engine {engine}: there is no Java; {wanted}")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PluginError(f"--engine {engine}: {java} does not run ({error}); {wanted}") from error
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is not None and int(found[1]) < JAVA:
         raise PluginError(f"--engine {engine}: this Java is of version {found[1]}; {wanted}")

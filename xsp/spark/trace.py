@@ -177,7 +177,11 @@ class Queries:
         """Return the view of a materialised query; identical queries share one view."""
         if query not in self._kept:
             name = f"kept_{len(self._kept)}"
-            self._computed(self._spark.sql(query), name)
+            try:
+                frame = self._spark.sql(query)
+            except Exception as error:
+                raise AnalysisError(f"Spark does not take this query: {reason_of(error)}") from error
+            self._computed(frame, name)
             self._kept[query] = name
         return self._kept[query]
 
@@ -197,6 +201,8 @@ class Queries:
         """Copy a table of this process to Spark."""
         found = self._here.sql(f"SELECT * FROM {name}")
         kinds = {ours: theirs for theirs, ours in TYPES.items() if theirs != "void"}
+        if others := sorted({str(kind) for kind in found.types} - kinds.keys()):
+            raise AnalysisError(f"Spark cannot hold columns of the type {', '.join(others)}")
         schema = ", ".join(
             f"`{each}` {kinds[str(kind)]}" for each, kind in zip(found.columns, found.types, strict=True)
         )

@@ -6,6 +6,7 @@ no cost to its inner modules.
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import threading
@@ -255,9 +256,10 @@ def _in_type(torch: Any, value: Any, found: set[Any], wanted: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(wanted) if value.dtype in found else value
     if isinstance(value, dict):
-        for name, each in value.items():  # in place: a model's output may be an instance of its own dictionary class
-            value[name] = _in_type(torch, each, found, wanted)
-        return value
+        made = copy.copy(value)  # a model's output may be an instance of its own dictionary class
+        for name, each in value.items():
+            made[name] = _in_type(torch, each, found, wanted)
+        return made
     if type(value) in (list, tuple):
         return type(value)(_in_type(torch, each, found, wanted) for each in value)
     return value

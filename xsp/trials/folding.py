@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,8 +48,9 @@ class FoldBatchNorm(Trial):
 
     def _took(self, norm: Any, args: Any) -> None:
         self._calls[norm] = self._calls.get(norm, 0) + 1
-        layer, tensor = self._returned.get(id(args[0]), (None, lambda: None))
-        if tensor() is args[0]:
+        given = args[0] if args else None  # a keyword argument is not seen here
+        layer, tensor = self._returned.get(id(given), (None, lambda: None))
+        if given is not None and tensor() is given:
             self._pairs[norm] = layer
 
     def after(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -129,5 +131,6 @@ def _apart(torch: Any, wanted: Any, found: Any) -> float | None:
     worst = 0.0
     for one, other in pairs:
         most = float(one.abs().max()) if one.numel() else 0.0
-        worst = max(worst, float((one - other).abs().max()) / max(most, 1e-30) if one.numel() else 0.0)
+        apart = float((one - other).abs().max()) / max(most, 1e-30) if one.numel() else 0.0
+        worst = math.inf if math.isnan(apart) else max(worst, apart)
     return worst

@@ -127,7 +127,8 @@ class Recording:
     def _leave_out_noise(self) -> None:
         for interface, names in _NOISE.items():
             enable = getattr(self._cupti, f"activity_enable_{interface}_api", None)
-            numbers = getattr(self._cupti, f"{interface}_api_trace_cbid", None)
+            names_of = f"{interface}_api_trace_cbid"
+            numbers = getattr(self._cupti, names_of, None) or getattr(self._cupti, names_of.capitalize(), None)
             if enable is None or numbers is None:
                 continue
             for name in names:
