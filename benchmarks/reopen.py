@@ -1,4 +1,4 @@
-"""How long does it take to open an imported trace again, and to get its first analysis?
+"""How long does it take to open an imported trace again, and to run the first analysis?
 
 The traces are imported once; then fresh processes open the run directories.
 """

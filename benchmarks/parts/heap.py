@@ -1,4 +1,4 @@
-"""Makes glibc keep the memory that steps free, instead of returning some to the system, from which later steps get it.
+"""Makes glibc keep the memory that steps free, instead of returning it to the system and requesting it again.
 
 Otherwise the page faults of bare steps vary over time, with and without xsp; a comparison of steps that should be equal
 keeps the memory on both sides (see docs/adr/107-page-faults-are-counted.md).

@@ -1,6 +1,6 @@
 """Segmented reduction and scan as products of 16×16 tiles, in NumPy, with the rounding of a matrix unit.
 
-The algorithms are those of Dakkak et al., "Accelerating Reduction and Scan Using Tensor Core Units" (ICS 2019). A
+The algorithms are from Dakkak et al., "Accelerating Reduction and Scan Using Tensor Core Units" (ICS 2019). A
 product takes two tiles in half precision and adds to a tile of accumulators, in single or half precision:
 
 * Products of two half-precision numbers are exact in single precision; in half precision they are rounded.

@@ -73,7 +73,7 @@ def stall(asked: Asked) -> Iterator[Advice]:
 
 
 def _freeing_ms(asked: Asked) -> float:
-    """Return the milliseconds to return the memory that a step gets again, which happens outside operators."""
+    """Return the milliseconds that freeing the memory which a step gets again takes, outside operators."""
     usage = faults.of(asked)
     return 0.0 if usage is None else min(usage.system_ms, usage.faults * faults.FREEING_US / 1e3)
 
