@@ -1,13 +1,13 @@
-"""Is the right advice among the first three for planted flaws, is there none for sound programs, and is it kept?
+"""Is the right advice for planted flaws among the first three, none given to sound programs, and do gains come true?
 
-Each program of `flaws/` is recorded with its flaw, asked about with timings of its calls, and the best piece of advice
-that names the flaw is tried in turns. The programs of `SOUND` are asked about without it. All but `memory_given_back`
-run with an allocator that keeps free memory: else that would be a second flaw of each program with large tensors. What
-is done stays in `--out`, so a run goes on where it was stopped.
+Each program of `flaws/` is recorded with its flaw, `xsp advise` is run on it with timings of its calls, and the best
+piece of advice that names the flaw is tried in turns. The programs in `SOUND` also get advice without their flaw. All
+but `memory_given_back` run with an allocator that keeps free memory: otherwise every program with large tensors would
+have a second flaw. Results are kept in `--out`, so that a run can be resumed.
 
-    python benchmarks/advice.py --out /somewhere/advice          all of it
+    python benchmarks/advice.py --out /somewhere/advice          all programs
     python benchmarks/advice.py --only onednn_off one_thread     these programs
-    python benchmarks/advice.py --out DIR --seconds 200          begin none after 200 s; again until none is left
+    python benchmarks/advice.py --out DIR --seconds 200          start none after 200 s; repeat until none is left
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ from xsp.ingest.load import load
 FLAWS = Path(__file__).with_name("flaws")
 FIRST = 3
 RANKED, SIGN, OFF = 10 / 12, 0.9, 30.0
-"""Of the flaws, the right advice among the first three; of the trials, faster; percent of the promise, the median."""
+"""Goals: share of flaws with the right advice among the first three; share of trials in which the step becomes faster;
+median error in percent of the promise."""
 
 PASSED = 1.1
-"""Of an upper bound, for a gain to have kept it: what repetitions on these machines differ by."""
+"""Factor on an upper bound within which a gain counts as within the bound: repetitions differ by as much here."""
 
 SECONDS = 900.0
-"""That one program may take to be recorded."""
+"""Timeout for recording one program."""
 
 
 class Flaw(NamedTuple):
-    """What tells the right advice: one of the questions or trials, or one of the words in what it says."""
+    """How to recognise the right advice: one of the trials, or one of the questions and (if any) one of the words."""
 
     questions: tuple[str, ...]
     words: tuple[str, ...] = ()
@@ -115,7 +116,7 @@ SOUND = (
     "computed_twice", "loop_over_samples", "one_thread", "sleep_in_a_module", "memory_given_back",
     "half_on_a_processor", "products_by_broadcasting", "gelu_by_hand", "normalised_by_hand", "positions_made_again",
 )  # fmt: skip
-"""Programs that are clean without their flaw."""
+"""Programs for which there should be no advice without their flaw."""
 
 QUICK = ("onednn_off", "clone_in_blocks", "sleep_in_a_module")
 
@@ -132,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--no-try", action="store_true", help="ask only")
     options = turns.parse(made, arguments)
     names = tuple(options.only or (QUICK if options.quick else PLANTED))
-    os.environ.update(turns.KEEPING)  # of all that starts from here: programs, trials, timings of calls
+    os.environ.update(turns.KEEPING)  # inherited by all subprocesses: programs, trials, timings of calls
     with tempfile.TemporaryDirectory() as folder:
         out = options.out or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _path(text: str, out: Path) -> Path:
-    """Return where the answer of a program is kept."""
+    """Return the path of the stored answer for a program."""
     name, *mended = text.split()
     return out / "-".join([name, *(each.strip("-") for each in mended)]) / "answer.json"
 
@@ -165,7 +166,7 @@ def _steps(options: argparse.Namespace) -> str:
 
 
 def _answer(text: str, out: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what is known of one program, from the folder where it is there already."""
+    """Return the answer for one program, from the folder if it is stored there."""
     name, *mended = text.split()
     path = _path(text, out)
     place = path.parent
@@ -186,7 +187,7 @@ def _answer(text: str, out: Path, options: argparse.Namespace) -> dict[str, Any]
 
 
 def _with_mended(name: str, answer: dict[str, Any], out: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return an answer with what mending the flaw gains, where it was named and no trial measured it."""
+    """Return an answer with the gain from mending the flaw, if advice named the flaw and no trial measured the gain."""
     if "rank" in answer and "mended" not in answer and not _measured(answer):
         turns.say(f"  {name}, mended by hand")
         path = _path(name, out)
@@ -233,7 +234,7 @@ def _tried(
 
 
 def _mended(piece: Mapping[str, Any], script: Path, place: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what a program gains whose flaw is mended by hand, where no trial does it."""
+    """Return the gain of a program from mending its flaw by hand, where no trial applies the change."""
     typed = f"STEPS={_steps(options)} python {script}"
     taken = alternation.Turns(place / "mended", options.turns or (3 if options.quick else 8))
     sides = [
@@ -258,7 +259,7 @@ def _mended(piece: Mapping[str, Any], script: Path, place: Path, options: argpar
 
 @contextlib.contextmanager
 def _as_installed(name: str) -> Iterator[None]:
-    """Let processes that start in the block have the allocator as it is installed, where a program is about it."""
+    """Remove `turns.KEEPING` from the environment in the block, for a program in `AS_INSTALLED`."""
     taken = {key: os.environ.pop(key) for key in turns.KEEPING if name in AS_INSTALLED}
     try:
         yield
@@ -302,18 +303,18 @@ def _row(name: str, answer: Mapping[str, Any]) -> list[str]:
 
 
 def _measured(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a flaw was measured to cost: by a trial, else by mending it; empty where neither could be."""
+    """Return the measured gain: of a trial, else of mending the flaw by hand; empty if neither was measured."""
     found = [answer.get("tried") or {}, answer.get("mended") or {}]
     return next((each for each in found if each.get("real_percent") is not None), {})
 
 
 def _faults(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the pieces that say that something is wrong: an option (bfloat16 for float32) says no such thing."""
+    """Return the pieces that report a flaw; an option (bfloat16 for float32) does not."""
     return [piece for piece in answer.get("advice", ()) if not piece.get("option")]
 
 
 def _notes(flawed: Mapping[str, dict[str, Any]], clean: Mapping[str, dict[str, Any]]) -> list[str]:
-    """Return what the figures are against the goals."""
+    """Return notes that compare the figures with the goals."""
     ranked = [name for name, answer in flawed.items() if (answer.get("rank") or FIRST + 1) <= FIRST]
     quiet = [name for name, answer in clean.items() if "error" not in answer and not _faults(answer)]
     tried = [each for answer in flawed.values() if (each := _measured(answer))]

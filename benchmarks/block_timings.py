@@ -1,7 +1,8 @@
 """How long does it take to time a model's calls, and do the timings repeat?
 
-The calls of each model are timed into an empty folder with as much time as they need; then 20 of them are timed again,
-as `xsp bench --check` does. What the canaries say of the machine stands beside it: on a busy one no goal can be met.
+The calls of each model are timed into an empty folder, for as long as they need; then 20 of them are timed again, as
+`xsp bench --check` does. A column shows the drift of the machine from canary timings: on a busy machine no goal can be
+met.
 """
 
 from __future__ import annotations

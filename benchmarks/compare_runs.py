@@ -1,12 +1,13 @@
-"""How often does `xsp compare` find a change where there is none, and how surely one of 5 %?
+"""How often does `xsp compare` find a change where there is none, and how reliably does it find one of 5 %?
 
 Each round starts three processes in random order: a program, the same program again, and one whose step does 5 % more
-of the same work (42 equal layers instead of 40). Each is a run of its own under `xsp profile`. Courses of turns are
-then drawn from the rounds: consecutive rounds from a random one on, the two equal programs in random order. Each is
-looked at after every turn and stops when it knows, as `xsp compare --turns` does.
+of the same work (42 equal layers instead of 40). Each is a separate run under `xsp profile`. Courses of turns are then
+drawn from the rounds: consecutive rounds from a random start, with the two equal programs in random order. Each course
+is evaluated after every turn and stops when the evidence is sufficient, as in `xsp compare --turns`.
 
-`single pairs that differ` is what the steps of two runs of the same program say by themselves, which is why several are
-needed. Real figures take many rounds on a quiet machine: call it with `--out FILE --seconds 540` until there are 80.
+`single pairs that differ` counts pairs of runs of the same program whose steps alone suggest a change, which is why
+several runs are needed. Figures need many rounds on a quiet machine: repeat `--out FILE --seconds 540` until there are
+80.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def after(batch):
     return net(42)
 """
 SIZES = {"small": (128, 64), "large": (512, 256)}
-"""Width of a layer, and rows of its input."""
+"""Size of the program → width of a layer, and rows of its input."""
 
 FIRST, AGAIN, SLOWER = "first", "again", "slower"
 COLUMNS = (
@@ -53,10 +54,10 @@ COLUMNS = (
 )  # fmt: skip
 
 MANY_ROUNDS = 1000
-"""More than any call takes, where time ends it."""
+"""Number of rounds that no call reaches if `--seconds` limits it."""
 
 Round = dict[str, Series]
-"""The step of each run."""
+"""Name of a run → the series of its steps."""
 
 
 class Course(NamedTuple):
@@ -69,9 +70,9 @@ class Course(NamedTuple):
 def measured(
     place: Path, rounds: int, repeats: int, seed: int, kept: list[Round], seconds: float
 ) -> Iterator[list[Round]]:
-    """Yield the steps of the runs of each round, those that were kept and new ones, after each new one.
+    """Measure rounds, and after each one yield the steps of all rounds, stored ones first.
 
-    None begins that would, by the one before, end after so many seconds.
+    No round starts that would end after `seconds`, judged by the duration of the previous round.
     """
     draw, found = random.Random(f"{seed} {len(kept)}"), list(kept)
     begin = began = time.monotonic()
@@ -93,7 +94,7 @@ def measured(
 
 
 def course(how: Repeats, rounds: Sequence[Round], names: Sequence[str], most: int, draw: random.Random) -> Course:
-    """Compare two programs in turns, with runs that were measured."""
+    """Compare two programs in turns, with turns drawn from the measured rounds."""
     begin = draw.randrange(len(rounds))
     sides: tuple[list[float], list[float]] = ([], [])
     for turn in range(1, most + 1):
@@ -106,7 +107,7 @@ def course(how: Repeats, rounds: Sequence[Round], names: Sequence[str], most: in
 
 
 def said(how: Repeats, a: Sequence[float], b: Sequence[float]) -> str:
-    """Return the verdict on one row."""
+    """Return the verdict on two series of figures."""
     found = how.evidence(a, b)
     return how.verdict(found, how.adjusted([found.p])[0], min(len(a), len(b)))
 

@@ -1,9 +1,9 @@
-"""How well does the sum of a model's blocks of G calls foretell its step, and what does timing the blocks cost?
+"""How well does the sum of a model's blocks of G calls predict its step, and what does timing the blocks cost?
 
-For each model: rounds of its step, then its blocks that have no timing yet, then rounds of its step again; so a drift
-of the machine between the two shows, and the step is what both halves say. Every model also is constructed from the
-timings of the other models alone. What is timed stays in `--out`, so a run of hours goes on where it was stopped.
-`--saved` measures nothing, and holds the saved figures against the goals anew.
+For each model, rounds of its step are measured, then its blocks without a timing, then rounds of its step again; the
+difference shows drift of the machine, and the step time is that of both halves together. Every model is also
+constructed from the timings of the other models alone. Timings are kept in `--out`, so that a run of hours can be
+resumed. `--saved` measures nothing, and compares the saved figures with the goals again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from xsp.graph.node import Graph
 SIZES = (1, 2, 4, 8)
 BEST, LAYERS, CROSS, SAVED, OVER = 0.05, 0.11, 0.03, 4.4, 100
 RATIO, LEAST, CLOSER = (0.85, 1.05), 0.7, 2 / 3
-"""Timed calls over the measured step: geometric mean and least; share of models that the framework brings nearer."""
+"""Goals for timed calls over the measured step: range of the geometric mean, minimum, and share of models for which
+adding the framework's time brings the ratio closer to 1."""
 
 FOUND = 0.9
-"""Share of the expected time that other models' timings must hold for a cross-model error."""
+"""Minimum share of the expected time that other models' timings must cover for a cross-model error."""
 
 DRIFT = 0.05
 
@@ -81,7 +82,7 @@ def _measure(
     sizes: Sequence[int],
     options: argparse.Namespace,
 ) -> None:
-    """Measure the step, time the blocks, and measure the step again, unless all of that is there."""
+    """Measure the step, time the blocks, and measure the step again, unless all of these are stored."""
     wanted = [(spec, 1) for spec in overheads(options.threads)]
     for size in sizes:
         wanted += bench.specs(found, granularity=size, threads=options.threads)
@@ -180,9 +181,9 @@ def _from_others(
     size: int,
     how: construct.How,
 ) -> dict[str, tuple[float, float]]:
-    """Return the error of each model that is constructed from other models' timings, and the share of its time found.
+    """Return the error of each model when constructed from other models' timings, and the share of its time covered.
 
-    What is missing is taken to cost as much for its time as what is there: the sum is divided by the share.
+    The missing part is assumed to have the same error as the covered part: the sum is divided by the share.
     """
     keys = {text: construct.elsewhere([found], size, how=how) for text, found in graphs.items()}
     found: dict[str, tuple[float, float]] = {}
@@ -204,10 +205,10 @@ def _mean_abs(errors: Sequence[float]) -> turns.Figure:
 
 
 def goals(data: Mapping[str, Any]) -> list[str]:
-    """Hold figures against the goals.
+    """Return notes that compare the figures with the goals.
 
     Args:
-        data: by G, as text: `errors`, `with_glue` and `cross` of each model; what else is there does not count.
+        data: G as text → `errors`, `with_glue` and `cross` of each model; other keys are ignored.
     """
     rows = {int(size): row for size, row in data.items() if size.isdecimal() and row["errors"]}
     if not rows:
@@ -239,7 +240,7 @@ def goals(data: Mapping[str, Any]) -> list[str]:
 
 
 def _saving(row: Mapping[str, Any]) -> str:
-    """Say how much less time one run of each different layer takes than one step of each model."""
+    """Return a clause on how much less time one run of each different block takes than one step of each model."""
     saved, models = row.get("saved"), len(row.get("errors", ()))
     if not saved:
         return "."
@@ -251,7 +252,7 @@ def _saving(row: Mapping[str, Any]) -> str:
 
 
 def _ratios(row: Mapping[str, Any]) -> list[str]:
-    """Say how timed calls by themselves, and with what the framework adds, stand to the measured step."""
+    """Return notes on the ratio of timed calls to the measured step, without and with the framework's time."""
     alone = {text: 1 + error for text, error in row["errors"].items()}
     mean = turns.bootstrap(list(alone.values()), statistics.geometric_mean)
     least = min(alone, key=lambda text: alone[text])
@@ -270,7 +271,7 @@ def _ratios(row: Mapping[str, Any]) -> list[str]:
 
 
 def _saved(options: argparse.Namespace) -> None:
-    """Print the goals of the saved figures; with `--save` they are saved beside them."""
+    """Print the saved figures compared with the goals; with `--save` also store these notes with the figures."""
     path = page.RESULTS / "construction.json"
     saved = json.loads(path.read_text(encoding="utf-8"))
     notes = goals(saved["data"])

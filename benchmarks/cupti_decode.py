@@ -1,9 +1,9 @@
-"""How many records of CUPTI are decoded a second, on fabricated records: no GPU is needed.
+"""How many CUPTI records are decoded per second? Records are fabricated: no GPU is needed.
 
-A kernel makes a record of its own and one of the runtime's call that launched it. cupti-python makes an object of
-each record before anybody can read it; making and dropping those objects is the floor under everything that is done
-with them. In turns: that floor (`floor`), copying them into tuples as the callback does (`callback`), and what happens
-after the step, tuples into spans (`spans`).
+A kernel produces a record of its own and a record of the runtime call that launched it. cupti-python creates an object
+for each record before the record can be read; creating and freeing these objects is the minimum cost of all
+processing. These take turns: this minimum (`floor`), copying the objects into tuples as the callback does (`callback`),
+and the conversion of tuples into spans after the step (`spans`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ COLUMNS = ("what", "ns a record [95 %]", "records a second", "of the floor")
 
 
 def kernel_class(cupti: Any) -> type:
-    """Return the class of kernel records, whose name has a number that rises with CUPTI's version."""
+    """Return the class of kernel records; its name ends in a number that increases with CUPTI's version."""
     names = [name for name in dir(cupti) if name.startswith("ActivityKernel") and name[14:].isdigit()]
     return getattr(cupti, max(names, key=lambda name: int(name[14:])))  # type: ignore[no-any-return]
 
 
 def fabricate(cupti: Any, kernels: int) -> list[Any]:
-    """Return a kernel's record and its launch's, so many times."""
+    """Return the records of `kernels` kernels and of their launches."""
     kind = kernel_class(cupti)
     made = []
     for number in range(kernels):
@@ -40,7 +40,7 @@ def fabricate(cupti: Any, kernels: int) -> list[Any]:
 
 
 def floor(cupti: Any, kernels: int) -> Callable[[], object]:
-    """Return what makes objects of records, and drops them."""
+    """Return a function that creates the objects of records, and frees them."""
     kind, call = kernel_class(cupti), cupti.ActivityAPI
 
     def run() -> None:
@@ -53,7 +53,7 @@ def floor(cupti: Any, kernels: int) -> Callable[[], object]:
 
 
 def measure(cupti: Any, kernels: int, rounds: int) -> dict[str, list[float]]:
-    """Return nanoseconds a record of each round, by what was done."""
+    """Return the nanoseconds per record in each round, by kind of work."""
     from xsp_collectors.cuda.cupti import CuptiActivities
 
     made = fabricate(cupti, kernels)

@@ -1,10 +1,10 @@
-"""Who foretells a step best: timed layers, FLOPs over the peak, bytes and FLOPs over both, or PyTorch's estimator?
+"""What predicts a step best: timed layers, FLOPs and peak, FLOPs and bytes with a roofline, or PyTorch's estimator?
 
-PyTorch's own, `torch.distributed._tools.runtime_estimator.RuntimeEstimator`, is asked in both of its modes on the same
-models; where it refuses the machine, its reason stands in the table. Steps and timings are those of `construction.py`,
-and stay in the same `--out`. The peak is the most that a product reaches here, measured.
+PyTorch's estimator, `torch.distributed._tools.runtime_estimator.RuntimeEstimator`, runs in both of its modes on the
+same models; if it refuses the machine, its reason is in the notes. Steps and timings are measured as in
+`construction.py`, and kept in the same `--out`. The peak is the highest measured rate of a matrix product here.
 
-With `--train` the steps are training steps, of ten models unless told otherwise, and PyTorch's estimator is not asked.
+With `--train` the steps are training steps, by default of ten models, and PyTorch's estimator is not run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRAINED = (
     "timm:vit_tiny_patch16_224", "transformers:bert", "transformers:gpt2,sequence=64",
 )  # fmt: skip
 LEAST_TRAINED = 0.8
-"""Goal of timed layers over measured training steps, geometric mean."""
+"""Goal: minimum geometric mean of timed layers over measured training steps."""
 
 SIZES = (256, 512, 1024, 2048)
 
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _wanted(options: argparse.Namespace) -> list[str]:
-    """Return the models, with their setting for training where that is asked for."""
+    """Return the models, with `,train` added if `--train` is given."""
     if not options.train:
         return steps.chosen(options)
     plain = list(TRAINED) if not (options.models or options.all or options.quick) else steps.chosen(options)
@@ -135,7 +135,7 @@ def _add(report: turns.Report, name: str, own: dict[str, float], ours: dict[str,
 
 
 def _over(found: Graph, peak: float, bandwidth: float | None) -> float | None:
-    """Return nanoseconds of a step by its FLOPs, and its bytes where a bandwidth is given; None if some are unknown."""
+    """Return the ns of a step from its FLOPs, and its bytes if a bandwidth is given; None if some are unknown."""
     total = 0.0
     for node in found.computing:
         flops, moved = work.flops_of(node), work.bytes_of(node)
@@ -146,7 +146,7 @@ def _over(found: Graph, peak: float, bandwidth: float | None) -> float | None:
 
 
 def _estimated(spec: str, settings: models.Settings, mode: str, refused: dict[str, str]) -> float | None:
-    """Return nanoseconds as PyTorch's estimator has them; None, with the reason kept, if it refuses."""
+    """Return the nanoseconds that PyTorch's estimator predicts; None if it refuses, with the reason in `refused`."""
     import contextlib
     import io
 
@@ -171,7 +171,7 @@ def _estimated(spec: str, settings: models.Settings, mode: str, refused: dict[st
 
 
 def _peak(torch: Any) -> float:
-    """Return the most FLOPs a second that square products reach."""
+    """Return the highest rate in FLOPs per second that products of square matrices reach."""
     best = 0.0
     for size in SIZES:
         a, b = torch.randn(size, size), torch.randn(size, size)
@@ -180,7 +180,7 @@ def _peak(torch: Any) -> float:
 
 
 def _bandwidth(torch: Any) -> float:
-    """Return the most bytes a second that a copy larger than the caches reads and writes."""
+    """Return the highest rate in bytes per second, read and written, of a copy that is larger than the caches."""
     source = torch.randn(16 << 20)
     target = torch.empty_like(source)
     return 2 * 4 * source.numel() / _least(lambda: target.copy_(source))

@@ -1,4 +1,4 @@
-"""How surely the layer of device work is known, in eager mode: shares of device time by grade, forward and backward.
+"""How reliably is device work attributed to layers in eager mode? Shares of device time by grade, forward and backward.
 
 Each model is profiled once, kernels included; the shares are of the time of kernels and copies in its timed steps,
 by phase. The interval resamples the steps.
@@ -22,12 +22,12 @@ from xsp.schema import Grade, Level
 GOAL = 0.99
 COLUMNS = ("model, phase", "source", "steps", "device ms", "exact %", "inferred %", "unknown %", "≥ 99 % exact")
 Shares = Mapping[str, float]
-"""Nanoseconds by grade, of one step."""
+"""Nanoseconds of one step by grade."""
 
 
 @contextlib.contextmanager
 def profiled(workload: Workload, steps: int, kernels: str) -> Iterator[xsp.Trace]:
-    """Give the trace of a run with all levels."""
+    """Yield the trace of a run with all levels."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         with xsp.profile("attribution", levels="M/L/G", out=out, kernels=kernels) as prof:
@@ -38,7 +38,7 @@ def profiled(workload: Workload, steps: int, kernels: str) -> Iterator[xsp.Trace
 
 
 def by_phase(trace: xsp.Trace) -> dict[str, list[Shares]]:
-    """Return the time of device work by grade, for each phase a list of steps."""
+    """Return the time of device work by grade for each step, by phase."""
     rows = trace.sql(
         "SELECT coalesce(phase, 'none'), step, grade, sum(dur_ns) FROM spans "
         f"WHERE timed AND device IS NOT NULL AND level = {int(Level.KERNEL)} GROUP BY ALL"

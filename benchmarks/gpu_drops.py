@@ -1,8 +1,8 @@
 """Are records dropped at 200,000 kernels a second, and how fast are they decoded?
 
-A CUDA graph of many tiny kernels is replayed again and again, which runs them faster than any program can launch
-them. Kernels that ran are known; what CUPTI handed over, its counter of dropped records, and the time that decoding
-takes are set against them.
+A CUDA graph of many tiny kernels is replayed repeatedly, which runs them faster than any program can launch them. The
+number of kernels is known; it is compared with the records that CUPTI delivered, its counter of dropped records, and
+the time of decoding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 
 def burst(replays: int) -> Callable[[], None]:
-    """Return a step that runs a graph of tiny kernels so many times, and waits for them."""
+    """Return a step that replays a graph of tiny kernels `replays` times, and waits for the device."""
     import torch
 
     value = torch.zeros(32, device="cuda")
@@ -55,7 +55,7 @@ def burst(replays: int) -> Callable[[], None]:
 
 
 def recorded(levels: Levels, step: Callable[[], None], rounds: int) -> list[Found]:
-    """Record the burst so many times."""
+    """Record the burst `rounds` times."""
     found = []
     with levels.installed():
         levels.once(step, Level.KERNEL)  # the first use of CUPTI takes long

@@ -1,7 +1,7 @@
-"""Kernel records of CUPTI against Kineto's, of the same step: are they the same kernels, and as long?
+"""Do CUPTI's records and Kineto's of the same step have the same kernels, with the same durations?
 
 Both record the step in turns, several times each. Kernels are compared by device, stream order and name; durations
-by the medians over the turns, kernel by kernel, and by the sum of a step.
+are compared by the medians over the turns, kernel by kernel, and by the sum of a step.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ COLUMNS = (
 
 
 def kernels(spans: Sequence[Span]) -> list[Span]:
-    """Return the kernels of a step in the order of their starts, stream by stream."""
+    """Return the kernels of a step, stream by stream, in order of start."""
     found = [span for span in spans if span.kind == Kind.KERNEL]
     return sorted(found, key=lambda span: (span.device or 0, span.stream or 0, span.start_ns))
 
 
 def recorded(workload: Workload, rounds: int) -> dict[str, list[list[Span]]]:
-    """Return the kernels of steps, by source, taken in turns."""
+    """Record steps by both sources in turns; return the kernels of each step, by source."""
     names = {"cupti": ("modules", "torchops", "cupti"), "kineto": ("modules", "torchops")}
     found: dict[str, list[list[Span]]] = {source: [] for source in names}
     for _ in range(rounds):
@@ -77,7 +77,7 @@ def _sum(step: Sequence[Span]) -> int:
 
 
 def _apart(ours: Sequence[Sequence[Span]], theirs: Sequence[Sequence[Span]]) -> list[float]:
-    """Return, for each kernel, by which share its median duration differs; steps of another length are left out."""
+    """Return for each kernel the relative difference of the median durations; steps of another length are left out."""
     mine, other = (_medians(steps) for steps in (ours, theirs))
     return [a / b - 1 for a, b in zip(mine, other, strict=True) if b]
 

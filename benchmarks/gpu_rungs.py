@@ -1,8 +1,8 @@
-"""What each rung adds to a step on a GPU, beside torch.profiler with CUDA activity, all in turns.
+"""What does each rung add to a step on a GPU, and what does torch.profiler with CUDA activity add?
 
-Conditions: `bare`; the model level (`M`); with layers (`M/L`); with operators and device work through CUPTI
+Conditions, in turns: `bare`; the model level (`M`); with layers (`M/L`); with operators and device work through CUPTI
 (`cupti`) and through Kineto (`kineto`); torch.profiler alone, recording the host and CUDA. All steps end when the
-device has done their work. Starting, stopping and decoding are outside the measured time for all of them.
+device has finished their work. Starting, stopping and decoding are outside the measured time for all of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def torch_profiler(workload: Workload) -> Condition:
 
 
 def groups_of(workload: Workload, notes: set[str]) -> tuple[list[Group], dict[str, Levels]]:
-    """Return the conditions that can be had here; why others cannot is added to `notes`."""
+    """Return the conditions that are available here; add to `notes` why others are not."""
     layers = Levels(*LAYERS)
     inside = [layers.condition("M", workload.step, Level.MODEL), layers.condition("M/L", workload.step, Level.LAYER)]
     groups = [Group([Condition("bare", workload.step), torch_profiler(workload)]), Group(inside, layers.installed)]

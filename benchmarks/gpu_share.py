@@ -1,9 +1,9 @@
-"""Is a model on a device sooner from a store that holds its weights there than from a file, and is there one copy?
+"""Does a model load faster from a store that holds its weights on the device than from a file, and is there one copy?
 
-Fresh processes take turns: `safetensors.torch.load_file` onto the device, and `xsp.share.attach` to a store that has
-the weights there already. Each has used the device and run the model before, with other weights, so that what is
-compared is loading and the first call. Then four processes are attached at a time: the store's bytes on the device,
-and what torch has allocated there in each of them, are compared with the file.
+Fresh processes take turns: `safetensors.torch.load_file` onto the device, and `xsp.share.attach` to a store that
+already has the weights there. Each process has used the device and run the model before, with other weights, so that
+loading and the first call are compared. Then four processes are attached at the same time: the bytes of the store on
+the device, plus the bytes that torch has allocated there in each process, are compared with the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CODE = processes.calling("gpu_share", "work")
 
 
 def work(parent: int, answers: int) -> None:
-    """Answer one request for weights, in a process of its own, and keep them until stdin ends."""
+    """Answer one request for weights in a worker process, and keep the weights until stdin ends."""
     import torch
     from safetensors.torch import load_file
 
@@ -81,7 +81,7 @@ def _wait(device: str) -> None:
 
 @contextlib.contextmanager
 def asked(way: str, spec: str, file: Path, store: Path, device: str) -> Any:
-    """Run such a process; yield its answer while it has the weights."""
+    """Run a worker process; yield its answer while it holds the weights."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     process = processes.Asked(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
     try:
@@ -92,14 +92,15 @@ def asked(way: str, spec: str, file: Path, store: Path, device: str) -> Any:
 
 
 def measure(spec: str, folder: Path, rounds: int, device: str = "cuda:0") -> dict[str, Any]:
-    """Measure a model; return nanoseconds by way, bytes of the file, and those on the device for four processes."""
+    """Measure a model; return the answers by way, the bytes of the file, and the copies on the device for four
+    processes."""
     nbytes = share_worker.prepare(spec, folder, 0, 0)
     file, store = folder / "0.safetensors", folder / "s"
     found: dict[str, Any] = {"nbytes": nbytes, MMAP: [], ATTACH: []}
     words = ("--device", "0") if device != "cpu" else ()
     with measuring.store_at(store, 4 * nbytes + (64 << 20), *words), contextlib.ExitStack() as together:
         with asked(ATTACH, spec, file, store, device):
-            pass  # it is there from now on
+            pass  # from now on the store holds the weights
         for turn in range(rounds):
             for way in (MMAP, ATTACH)[:: 1 - 2 * (turn % 2)]:
                 with asked(way, spec, file, store, device) as answer:

@@ -1,8 +1,8 @@
-"""How near to a copy are sums and prefix sums as products of 16×16 tiles, by the length of segments?
+"""How close to the rate of a copy are sums and prefix sums as products of 16×16 tiles, by the length of segments?
 
 For each length from 2^4 to 2^24 the kernels of `tiles/kernels.py`, `torch.sum` and `torch.cumsum` take turns with a
-copy of the same elements, by CUDA events. What is told is the rate of bytes read and written as a share of the copy's;
-of several kernels the fastest one counts. Results are held against float64 first. Energy is not measured.
+copy of the same elements, timed by CUDA events. The figure is the rate of bytes read and written as a share of the
+copy's; the fastest of several kernels counts. Results are compared with float64 first. Energy is not measured.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from parts import gpu_workloads, turns
 LENGTHS = tuple(1 << power for power in range(4, 25, 2))
 ELEMENTS, QUICK_ELEMENTS = 1 << 26, 1 << 24
 GOAL = 0.85
-"""Of the rate of a copy, in half of the lengths."""
+"""Goal: minimum share of the rate of a copy, at half of the lengths."""
 
 MOST_ERROR = {"reduction": 2e-2, "scan": 2e-2}
-"""Relative to the largest sum in float64: between two products values are rounded to halves."""
+"""Maximum error relative to the largest sum in float64: between two products values are rounded to float16."""
 
 Timer = Callable[[Callable[[], object]], float]
-"""Runs a function, and returns its seconds on the device."""
+"""A function that runs another one, and returns the seconds that it takes on the device."""
 
 
 class Way(NamedTuple):
-    """One way to compute, and the bytes that it has to move at least."""
+    """An implementation, and the minimum number of bytes that it has to move."""
 
     name: str
     run: Callable[[], Any]
@@ -33,7 +33,7 @@ class Way(NamedTuple):
 
 
 def ways(length: int, values: Any) -> dict[str, list[Way]]:
-    """Return what computes sums and prefix sums of segments of a length, and the copy."""
+    """Return the implementations of sums and prefix sums over segments of a length, and the copy, by kind."""
     import torch
     from tiles.kernels import FUNCTIONS
 
@@ -55,14 +55,14 @@ def ways(length: int, values: Any) -> dict[str, list[Way]]:
 
 
 def error(kind: str, way: Way, length: int, values: Any) -> float:
-    """Return how far a result is from float64, relative to its largest value."""
+    """Return the maximum error of a result against float64, relative to the largest value."""
     rows = values.double().view(-1, length)
     wanted = rows.sum(1) if kind == "reduction" else rows.cumsum(1).view(-1)
     return float((way.run().double() - wanted).abs().max() / wanted.abs().max())
 
 
 def shares(found: dict[str, list[Way]], timer: Timer, rounds: int) -> dict[str, tuple[str, float]]:
-    """Return for each kind the fastest way, and its rate as a share of the copy's, medians over rounds in turns."""
+    """Return for each kind the fastest implementation and its share of the copy's rate, from medians over rounds."""
     taken: dict[tuple[str, str], list[float]] = {}
     for turn in range(rounds + 1):
         for kind, those in found.items():
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for kind in MOST_ERROR:
             for way in list(found[kind]):
                 errors[way.name] = error(kind, way, length, values)
-                if not errors[way.name] <= MOST_ERROR[kind]:  # too long for halves between products
+                if not errors[way.name] <= MOST_ERROR[kind]:  # segments too long for float16 between products
                     found[kind].remove(way)
         best = shares(found, by_events, options.rounds)
         none = ("none is right", float("nan"))

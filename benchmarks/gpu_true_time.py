@@ -1,9 +1,9 @@
-"""Step and layer times that xsp reconstructs on a GPU, against bare ones by CUDA events.
+"""How close are xsp's reconstructed step and layer times on a GPU to bare times by CUDA events?
 
 Steps: bare steps, timed by the host's clock and by two CUDA events, take turns with the steps of a profile; xsp's
-true time is compared with the host's bare median, the events stand beside it. Layers: in further bare steps events
-stand around each call of a module directly inside the model, which xsp's kernels of that call are compared with, from
-the start of the first to the end of the last. Events around a layer count its gaps too; so do both sides.
+true time is compared with the host's bare median, and the events are shown beside it. Layers: in further bare steps,
+events are recorded around each call of a module directly inside the model, and compared with xsp's kernels of that
+call, from the start of the first to the end of the last. Both sides include the gaps inside a layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xsp.schema import Level
 
 GOAL = 0.02
 LEAST_NS = 50_000
-"""Layers that are shorter on the device are not compared: the events' own resolution is near a microsecond."""
+"""Minimum time on the device for a layer to be compared: the resolution of events is about a microsecond."""
 
 BARE = 2
 COLUMNS = (
@@ -40,11 +40,11 @@ class Found(NamedTuple):
     events: list[float]
     true: turns.Figure
     layers: list[tuple[str, float, float]]
-    """Name, time of its kernels in xsp's trace, time between events."""
+    """Name of a layer, time of its kernels in xsp's trace, time between its events."""
 
 
 def by_events(step: Any) -> tuple[int, float]:
-    """Run a step; return the host's nanoseconds, and those between an event before and one after it."""
+    """Run a step; return the host's nanoseconds, and the nanoseconds between the events before and after it."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -58,7 +58,7 @@ def by_events(step: Any) -> tuple[int, float]:
 
 @contextlib.contextmanager
 def events_around_children(found: list[Any]) -> Iterator[None]:
-    """Put an event before and after each call of a module directly inside the outermost one that is called."""
+    """Record an event before and after each call of a module directly inside the outermost called module."""
     import torch
     from torch.nn.modules import module as torch_module
 
@@ -89,7 +89,7 @@ def events_around_children(found: list[Any]) -> Iterator[None]:
 
 
 def layer_events(workload: Workload, times: int) -> list[float]:
-    """Return the median nanoseconds of each call directly inside the model, in the order of the calls."""
+    """Return the median nanoseconds of each call directly inside the model, in call order."""
     import torch
 
     steps = []
@@ -103,7 +103,7 @@ def layer_events(workload: Workload, times: int) -> list[float]:
 
 
 def measure(workload: Workload, rounds: int, options: argparse.Namespace) -> Found:
-    """Take turns of bare and of profiled steps, then time layers by events."""
+    """Measure bare and profiled steps in turns, then time layers by events."""
     bare: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -125,7 +125,7 @@ def measure(workload: Workload, rounds: int, options: argparse.Namespace) -> Fou
 
 
 def _layers(trace: xsp.Trace, events: Sequence[float]) -> list[tuple[str, float, float]]:
-    """Join xsp's calls directly inside the model with those that events were put around, by their order."""
+    """Match xsp's calls directly inside the model with the calls that events were recorded around, by their order."""
     rows = trace.sql(
         f"""
         WITH RECURSIVE inside AS (

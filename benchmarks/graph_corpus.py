@@ -1,9 +1,9 @@
-"""How many models of torchvision, timm and transformers can be captured, and how many layers are different ones?
+"""How many models of torchvision, timm and transformers can be captured, and how many of their layers are distinct?
 
-Every model, or a sample that the seed chooses, is captured on tensors without values by `xsp.graph.corpus`. Models that
-are in the folder already are not captured again, so an interrupted corpus goes on where it stopped. A model type of
-transformers has its default configuration, but four layers where that has more than 48 or is a mixture of experts; a
-result of transformers alone is saved apart.
+Every model, or a sample that the seed selects, is captured on tensors without values by `xsp.graph.corpus`. Models that
+are already in the folder are not captured again, so that an interrupted corpus can be resumed. A model type of
+transformers has its default configuration, but four layers if the default has more than 48 or is a mixture of experts;
+a result of transformers alone is saved separately.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from xsp import models
 from xsp.graph import corpus
 
 GOAL = {"torchvision": 0.97, "timm": 0.97, "transformers": 0.8}
-"""Share of the models of a source that are to be captured: many types of transformers take several kinds of inputs."""
+"""Goals: share of the models of a source that are captured; many types of transformers take several kinds of inputs."""
 
 UNIQUE = 0.12
 QUICK, SAMPLE = 3, 60
 TYPES = 310
-"""Of transformers, chosen by the seed, where all models are asked for."""
+"""Number of model types of transformers to draw from, selected by the seed."""
 
 MOST_LAYERS = 48
 SOURCES = ("torchvision", "timm")
 
 
 def chosen(sources: Sequence[str], number: int | None, seed: int) -> list[str]:
-    """Return names of models; all of them, or as many as are asked for, chosen by the seed."""
+    """Return names of models: all of them, or `number` of them selected by the seed."""
     draw = random.Random(seed)
     names = [name for source in sources if source != "transformers" for name in models.names(source)]
     if "transformers" in sources:
@@ -43,12 +43,12 @@ def chosen(sources: Sequence[str], number: int | None, seed: int) -> list[str]:
 
 
 def with_few_layers(spec: str) -> str:
-    """Return the name of a type of transformers, with fewer layers where it is very deep or a mixture of experts."""
+    """Return the name of a model type of transformers, with fewer layers if it is very deep or a mixture of experts."""
     import transformers
 
     try:
         config = transformers.AutoConfig.for_model(spec.partition(":")[2])
-    except Exception:  # then it cannot be captured either, and the row of the corpus says why
+    except Exception:  # then it cannot be captured either, and its row in the corpus has the reason
         return spec
     layers = getattr(config, "num_hidden_layers", None)
     experts = any("experts" in name and isinstance(value, int) and value > 1 for name, value in vars(config).items())

@@ -1,11 +1,11 @@
-"""Do different sources give one graph? Captured steps against programs of torch.export and execution traces.
+"""Do different sources give the same graph? Captured steps against programs of torch.export and execution traces.
 
-Of models that the seed chooses among those of torchvision and timm, keys (as a multiset) and edges of data are
-compared. A program is made with real weights and runs without values, an execution trace is of a step on this
-processor. A trace has six decimals of a number, and of one that stands for a tensor (`x * 0.5`) its type alone: "as
-told" are keys of calls of which only so much counts. What differs is named by operator. A model that asks PyTorch
-whether it is exported, and then makes other calls, is captured once more under that answer; one that is alike then is
-named and counted apart. With `--out` what is compared stays, so that parts of some minutes add up.
+For models of torchvision and timm that the seed selects, keys (as a multiset) and data edges are compared. A program is
+exported with real weights and runs without values; an execution trace is of a step on this CPU. A trace has six
+decimals of a number, and only the type of a number that stands for a tensor (`x * 0.5`): the column "as told" compares
+keys reduced to this information. Differences are listed by operator. A model that queries whether it is being exported,
+and then makes other calls, is captured again with this query answered yes; if it then matches, it is listed and counted
+separately. With `--out` the comparisons are kept, so that runs of a few minutes add up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from xsp.graph.node import Graph, Why
 GOALS = {"program": 100, "execution trace": 30}
 QUICK = 2
 MOST_WEIGHTS = 100_000_000
-"""Parameters of a model: those with more take a machine of their own."""
+"""Maximum number of parameters of a model: larger ones need a dedicated machine."""
 
 FILE = "compared.jsonl"
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class _Kept:
-    """Rows of models that are compared, by source and model."""
+    """The stored rows of compared models, by source and model."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -77,10 +77,10 @@ class _Kept:
                     row = json.loads(line)
                     self.rows[row["source"], row["model"]] = row
                 except (ValueError, LookupError, TypeError):
-                    continue  # cut off when it was written
+                    continue  # the line was cut off when a run was interrupted
 
     def add(self, row: Row) -> Row:
-        """Keep a row."""
+        """Store a row."""
         self.rows[row["source"], row["model"]] = row
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -88,7 +88,7 @@ class _Kept:
 
 
 def _compare(source: str, make: Made, specs: Sequence[str], wanted: int, until: float, kept: _Kept) -> list[Row]:
-    """Return rows of as many models as are wanted and can be compared, fewer when the time is over."""
+    """Return the rows of `wanted` comparable models and of failed ones; fewer if the time ends first."""
     rows: list[Row] = []
     for spec in specs:
         if sum("keys" in row for row in rows) >= wanted:
@@ -108,7 +108,7 @@ def _row(source: str, make: Made, spec: str) -> Row:
         return {"skipped": "too large, or captured with values"}
     try:
         other = make(spec, models.build(spec, models.Settings()))
-    except Exception as error:  # of torch.export: what it cannot do has no class of its own
+    except Exception as error:  # torch.export raises no specific class for what it does not support
         return {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"}
     told = captured
     if source == "execution trace":
@@ -164,7 +164,7 @@ def _program(spec: str, built: Any) -> Graph:
     import torch
 
     with torch.no_grad():
-        built.model.eval()(*built.args, **built.kwargs)  # what is made in the first step alone is no part of a step
+        built.model.eval()(*built.args, **built.kwargs)  # warm-up: what only the first step creates does not count
         return xsp.graph.of(torch.export.export(built.model, built.args, built.kwargs))
 
 

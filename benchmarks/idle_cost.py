@@ -1,4 +1,4 @@
-"""What xsp's calls cost in a program that is not being profiled, against an empty context manager."""
+"""What do xsp's calls cost in a program that is not being profiled, compared with an empty context manager?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import xsp
 
 
 class Empty:
-    """The least that a context manager written in Python can be: made anew for each block, it does nothing."""
+    """A minimal context manager in Python, which does nothing; each block creates a new one."""
 
     __slots__ = ("_name",)
 
@@ -30,7 +30,7 @@ class Empty:
 
 
 def repeated(enter: Callable[[], contextlib.AbstractContextManager[object]], times: int) -> Callable[[], None]:
-    """Return a function that enters and leaves a block many times."""
+    """Return a function that enters and leaves a block `times` times."""
 
     def run() -> None:
         for _ in range(times):

@@ -1,4 +1,4 @@
-"""What `import xsp` takes, and which heavy modules xsp brings into the program that it measures."""
+"""How long does `import xsp` take, and which heavy modules does xsp load into the program that it measures?"""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def python(code: str, *arguments: str) -> str:
 
 
 def heavy_modules() -> dict[str, list[str]]:
-    """Return which heavy modules a program had before it profiled itself, and which after."""
+    """Return the heavy modules that a program has loaded before and after it profiles itself."""
     with tempfile.TemporaryDirectory() as folder:
         found = json.loads(python(PROFILED, json.dumps(HEAVY), f"{folder}/run").splitlines()[-1])
     if not found["stored"]:

@@ -1,8 +1,8 @@
 """Traces of GPUs: xsp against Holistic Trace Analysis and TraceLens, in turns, on the same files.
 
-Three tables: time and memory, who raises what on which file, and what each says of the same trace. The peers that are
-on PyPI get environments of their own under `benchmarks/.peers`; TraceLens of AMD is not there (the package `tracelens`
-is something else) and takes part where `--tracelens` names the Python of an environment that has it.
+Three tables: time and memory, the errors of each tool on each file, and the figures of each tool for the same trace.
+Peers on PyPI are installed in separate environments under `benchmarks/.peers`; AMD's TraceLens is not on PyPI (the
+package `tracelens` is something else) and takes part if `--tracelens` names the Python of an environment that has it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ON_PYPI = {
     "HTA 0.6.1": ("hta", ("traceinsight==0.6.1", "pandas<3")),
     "HTA 0.5.0": ("hta", ("HolisticTraceAnalysis==0.5.0",)),
 }
-"""Tool and requirements; the project changed its name on PyPI. With pandas 3, which pip would take, 0.6.1 does not load
-traces of many kernels; 0.5.0 is what pip makes of its old name."""
+"""Name → tool and requirements; the project changed its name on PyPI. With pandas 3, which pip would install, 0.6.1
+does not load traces of many kernels; 0.5.0 is what pip installs under the old name."""
 
 
 class Tool(NamedTuple):
-    """A tool, and the Python that has it."""
+    """A tool, and the Python of the environment that has it."""
 
     name: str
     kind: str
@@ -43,7 +43,7 @@ class Tool(NamedTuple):
 
 
 def tools(options: argparse.Namespace) -> list[Tool]:
-    """Return xsp and its peers; those that cannot be installed stay out, and that is said."""
+    """Return xsp and its peers; report peers that cannot be installed, and leave them out."""
     found = [Tool("xsp", "xsp", sys.executable)]
     for name, (kind, requirements) in ON_PYPI.items():
         python = environment(requirements) if name in options.peers else None
@@ -57,7 +57,7 @@ def tools(options: argparse.Namespace) -> list[Tool]:
 
 
 def environment(requirements: Sequence[str]) -> str | None:
-    """Return the Python of an environment with packages, which is made on first use; None if it cannot be."""
+    """Return the Python of an environment with packages, created on first use; None if they cannot be installed."""
     place = HERE / ".peers" / requirements[0].partition("==")[0]
     python, done = place / "bin" / "python", place / "installed"
     if not done.exists():
@@ -76,7 +76,7 @@ def environment(requirements: Sequence[str]) -> str | None:
 
 
 def rounds_of(trace: Path, those: Sequence[Tool], rounds: int, seed: int) -> list[dict[str, Turn]]:
-    """Let every tool read a trace once a round, in random order."""
+    """Run every tool on a trace once per round, in random order."""
     draw = random.Random(seed)
     found = []
     for number in range(rounds):
@@ -95,7 +95,7 @@ def _line(turn: Turn) -> str:
 
 
 def times(found: Sequence[Mapping[str, Turn]], peer: str, what: Callable[[Turn], float | None]) -> turns.Figure | None:
-    """Return how many times as long a peer took, from the pairs of each round; None if it did not get there."""
+    """Return the ratio of a peer's time to xsp's, from the pairs of each round; None if the peer failed before."""
     pairs = [(what(each[peer]), what(each["xsp"])) for each in found]
     ratios = [theirs / ours for theirs, ours in pairs if theirs and ours]
     return turns.middle(ratios) if len(ratios) == len(pairs) else None
@@ -105,7 +105,7 @@ def times(found: Sequence[Mapping[str, Turn]], peer: str, what: Callable[[Turn],
 
 
 def add_speed(report: turns.Report, trace: Path, events: int, found: Sequence[Mapping[str, Turn]]) -> None:
-    """Add a row for each peer: how many times as long as xsp."""
+    """Add a row for each peer with the ratios of its times to xsp's."""
     ours = [each["xsp"] for each in found]
     if any(turn.load_s is None for turn in ours):
         raise SystemExit(f"{trace}: xsp did not load it: {ours[0].raised}")
@@ -131,7 +131,7 @@ def _peak(found: Sequence[Mapping[str, Turn]], tool: str) -> float:
 
 
 def add_robustness(report: turns.Report, trace: Path, turn: Mapping[str, Turn]) -> None:
-    """Add a row for each tool: what it answered, what it refused with a reason, and what it raised."""
+    """Add a row for each tool: number of analyses answered and refused with a reason, and the errors raised."""
     for name, each in turn.items():
         asked = len(each.answers_s)
         raised = "; ".join(f"{what}: {error}" for what, error in each.raised.items())
@@ -143,7 +143,7 @@ def add_robustness(report: turns.Report, trace: Path, turn: Mapping[str, Turn]) 
 
 
 def add_figures(report: turns.Report, trace: Path, turn: Mapping[str, Turn]) -> None:
-    """Add a row for each tool that states them: milliseconds of the device."""
+    """Add a row with the device's times in milliseconds for each tool that reports some."""
     for name, each in turn.items():
         if each.figures:
             shown = [f"{each.figures[what]:,.3f}" if what in each.figures else "–" for what in FIGURES]
@@ -155,7 +155,7 @@ def _short(trace: Path) -> str:
 
 
 def count(trace: Path) -> int:
-    """Return how many spans, instants and flows a trace holds, as far as its text tells."""
+    """Return the number of spans, instants and flows in a trace, counted in its text without parsing it."""
     opened = gzip.open if trace.suffix == ".gz" else open
     with opened(trace, "rb") as file:
         text = file.read()

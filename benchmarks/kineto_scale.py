@@ -1,4 +1,4 @@
-"""What a trace of a GPU costs as it grows: xsp on 200 thousand to 2 million events, or on more with --sizes.
+"""How do time and memory grow with the size of a GPU trace? xsp on 200 thousand to 2 million events, or on --sizes.
 
 The traces are copies of a real one, one after the other in time. The exponent is the slope of a straight line through
 the points on logarithmic axes: 1 is linear.
@@ -19,7 +19,7 @@ from parts.kineto_turn import Turn
 
 SIZES = (200_000, 500_000, 1_000_000, 2_000_000)
 AT_MOST = 1.0
-"""Exponent: no faster than linear."""
+"""Goal: maximum exponent, linear growth."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace, source: Path, sizes: Sequence[int]) -> turns.Report:
-    """Load each size as often as there are rounds, each time in a process of its own."""
+    """Load and analyse each size `--rounds` times, each time in a new process."""
     columns = ("events", "MB", "load, s", "events/s", "all analyses, s", "peak MB")
     report = turns.Report("kineto_scale", f"Copies of {source.name}, read and analysed", columns)
     taken: dict[int, list[Turn]] = {}
@@ -74,7 +74,7 @@ def _add(report: turns.Report, events: int, size: int, each: Sequence[Turn]) -> 
 
 
 def exponent(taken: dict[int, list[Turn]], what: str, rounds: int) -> turns.Figure:
-    """Return the exponent with which something grows with the events, from a line through each round's points."""
+    """Return the exponent of growth with the number of events, from a line through the points of each round."""
     return turns.middle([
         slope([(log(events), log(getattr(each[number], what))) for events, each in taken.items()])
         for number in range(rounds)
@@ -82,7 +82,7 @@ def exponent(taken: dict[int, list[Turn]], what: str, rounds: int) -> turns.Figu
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the slope of the straight line with the least squares."""
+    """Return the slope of the least-squares line."""
     x, y = (sum(each) / len(points) for each in zip(*points, strict=True))
     return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
 

@@ -1,8 +1,8 @@
-"""Does a curve over the number of tokens foretell prefill and decode at a length that was not timed?
+"""Does a curve over the number of tokens predict prefill and decode at a length that was not timed?
 
 Calls of both steps are timed at four lengths up to 512 tokens, and whole steps are measured at these and at 1,024, in
-turns. The curve through the timings of calls, with what the framework adds, and the curve through the measured steps
-each say what 1,024 tokens take. What is timed and measured stays in `--out`, so a run goes on where it was stopped.
+turns. The curve through the timings of calls, with the framework's time added, and the curve through the measured steps
+each predict the time for 1,024 tokens. Timings and steps are kept in `--out`, so that a run can be resumed.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ Rounds = Mapping[tuple[str, int], Sequence[int]]
 
 @dataclass(frozen=True)
 class Kept:
-    """Rounds of the steps of each model, in a folder."""
+    """The stored rounds of the steps of each model, in a folder."""
 
     folder: Path
 
     def of(self, model: str, threads: int) -> Rounds | None:
-        """Return the rounds that were kept last; None if there are none."""
+        """Return the rounds that were stored last; None if there are none."""
         found = None
         path = self.folder / FILE
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             try:
                 row = json.loads(line)
             except ValueError:
-                continue  # cut off when it was written
+                continue  # the line was cut off when a run was interrupted
             if (row["model"], row["threads"]) == (model, threads):
                 found = {(phase, int(n)): tuple(taken) for phase, n, taken in row["steps"]}
         return found
 
     def add(self, model: str, threads: int, taken: Rounds, disturbed: int) -> Rounds:
-        """Keep rounds."""
+        """Store rounds, and return them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         rows = [[phase, n, list(each)] for (phase, n), each in taken.items()]
         with (self.folder / FILE).open("a", encoding="utf-8") as file:

@@ -1,8 +1,8 @@
-"""What the layer level adds to a step: a bare step against one with the model and layer levels on.
+"""What does the layer level add to a step? A bare step against one with the model and layer levels on.
 
-Conditions: `bare` (no xsp block), `off` (a block is active, nothing records: what every other step of a
-profiled program pays), `M` (model level), `M/L` (model and layer level). Times are between the two readings
-of the clock that a session takes; what it does before and after a step is not in them.
+Conditions: `bare` (no xsp block), `off` (a block is active and nothing records: the cost in every other step of a
+profiled program), `M` (model level), `M/L` (model and layer level). Times are between the two readings of the clock
+that a session takes; the session's work before and after a step is not included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLUMNS = ("model", "layers", "rounds", "bare ms", "off %", "M %", "M/L %", "ns 
 
 
 def rounds_of(workload: Workload, taker: turns.Turns, rounds: int) -> tuple[list[turns.Round], int]:
-    """Return the measured rounds, and the layer spans of a step."""
+    """Return the measured rounds, and the number of layer spans in a step."""
     levels = Levels("modules", "training", "dataloading")
     rungs = {"off": Level.APPLICATION, "M": Level.MODEL, "M/L": Level.LAYER}
     inside = [levels.condition(name, workload.step, rung) for name, rung in rungs.items()]

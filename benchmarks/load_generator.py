@@ -1,13 +1,13 @@
-"""How late is the generator of loads, does a stall show as theory says, and is the highest rate found?
+"""How late is the load generator, does a stall show as theory predicts, and does the search find the highest rate?
 
-Lateness: requests that come independently, 1,000 a second, to a function that does nothing; beside it one that computes
-in Python for half of the time. Lateness is of requests that found the server free. A spinning thread's time is not that
-of a core that other processes take, so run it on a quiet machine.
+Lateness: requests arrive independently, 1,000 per second, at a function that does nothing, and at one that computes in
+Python for half of the time. Lateness is measured on requests that found the server free. A spinning thread loses time
+when other processes take its core, so run this on a quiet machine.
 
-Stall: 10,000 requests, 1,000 a second, 0.1 ms each, and one that takes a second. Of an open loop, theory says how many
-requests wait and how long: 1,111, the k-th of them 1,000 - 0.9·k ms. A closed loop sees one slow request.
+Stall: 10,000 requests, 1,000 per second, 0.1 ms each, and one that takes a second. For an open loop, theory predicts
+how many requests wait and how long: 1,111, the k-th of them 1,000 - 0.9·k ms. A closed loop sees one slow request.
 
-Search: simulated servers with exponential and with constant service, whose highest rates are known.
+Search: simulated servers with exponential and with constant service times, whose highest rates are known.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Serve = Callable[[int, int], object]
 
 
 def nothing(number: int, batch: int) -> None:
-    """Serve at once."""
+    """Serve a request in no time."""
 
 
 def half(number: int, batch: int) -> None:
-    """Compute in Python, holding the interpreter, for half of the time between requests."""
+    """Compute in Python, holding the GIL, for half of the time between requests."""
     until = time.perf_counter_ns() + MS // 2
     while time.perf_counter_ns() < until:
         pass
 
 
 def lateness(report: turns.Report, name: str, serve: Serve, requests: int, rounds: int, seed: int) -> None:
-    """Add how late the generator was, over several runs; the median of the runs."""
+    """Add the generator's lateness: the median over several runs of the percentiles of each."""
     runs = [latencies.summarise(drive(schedules.poisson(RATE, requests, seed + n), serve)) for n in range(rounds)]
     p50, p99, p999 = (
         turns.middle([run.lateness_ns[place].value_ns / 1000 for run in runs]) for place in range(3)
@@ -53,13 +53,13 @@ def lateness(report: turns.Report, name: str, serve: Serve, requests: int, round
 
 
 def stalled(schedule: schedules.Schedule) -> Requests:
-    """Serve a schedule, one request for a second and all others for 0.1 ms."""
+    """Serve a schedule in which one request takes a second and all others 0.1 ms."""
     clock = VirtualClock()
     return drive(schedule, lambda number, batch: clock.advance(1000 * MS if number == 5000 else MS // 10), clock=clock)
 
 
 def stall(report: turns.Report) -> None:
-    """Add what both loops see of a second in which nothing is served; in simulated time, so it is exact."""
+    """Add the latencies of both loops around a stall of a second; exact, since time is simulated."""
     for name, schedule in (("open", schedules.constant(RATE, 10_000)), ("closed", schedules.online(10_000))):
         run = stalled(schedule)
         slow, p99 = int((run.latency_ns > MS).sum()), latencies.nearest_rank(run.latency_ns, 0.99) / MS
@@ -79,14 +79,14 @@ def one_server(exponential: bool, requests: int) -> Callable[[float, int], Reque
 
 
 def waits_within(rate: float, ms: int) -> float:
-    """Return the share of M/D/1 with 1 ms of service that waits at most so many whole ms (Erlang)."""
+    """Return the share of requests that wait at most `ms` ms, an integer, in M/D/1 with 1 ms of service (Erlang)."""
     load = rate / 1000
     terms = [(load * (k - ms)) ** k / math.factorial(k) * math.exp(-load * (k - ms)) for k in range(ms + 1)]
     return (1 - load) * math.fsum(terms)
 
 
 def constant_truth(limit_ms: int, share: float) -> float:
-    """Return the rate at which M/D/1 just meets a limit."""
+    """Return the rate at which M/D/1 with 1 ms of service just meets a limit on the latency."""
     low, high = 1.0, 1000.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -95,7 +95,7 @@ def constant_truth(limit_ms: int, share: float) -> float:
 
 
 def searches(report: turns.Report, rounds: int, seed: int) -> None:
-    """Add how far the rates that are found lie from the truth."""
+    """Add the errors of the rates that the search finds, against the known rates."""
     for name, exponential, limit, share in (
         ("M/M/1, p99 20 ms", True, 20, 0.99),
         ("M/M/1, p90 10 ms", True, 10, 0.9),

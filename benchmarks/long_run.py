@@ -1,8 +1,8 @@
 """Do memory and overhead stay flat over a run of ten thousand steps, and is a budget kept?
 
-The program and the process that stores are looked at twenty times on the way; the slope of their memory is that of
-least squares over the last nine tenths. What one recorded step costs, in the first and in the last tenth, is what xsp
-took around it, by its own account. Loading is done in a fresh process.
+The memory of the program and of the storing process is sampled twenty times; its slope is that of a least-squares line
+through the last nine tenths. The cost of a recorded step, in the first and in the last tenth, is the time of xsp around
+it according to xsp's own account. The run is loaded in a fresh process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLUMNS = (
     "end s", "load s", "load MB",
 )  # fmt: skip
 LOOKS = 20
-"""On the way, at equal distances."""
+"""Number of samples of memory and account, at equal distances."""
 
 LOAD = """
 import json, sys, time
@@ -48,13 +48,13 @@ print(json.dumps([took, largest_mb, spans]))
 
 
 class Look(NamedTuple):
-    """What is so at one moment."""
+    """A sample of memory and account at one moment."""
 
     step: int
     program_mb: float
     storing_mb: float
     around_ns: int
-    """What xsp took around recorded steps, until now."""
+    """Time of xsp around the steps recorded so far."""
 
     recorded: int
 
@@ -85,7 +85,7 @@ def resident_mb(process: int | str) -> float:
 
 
 def look(session: xsp.profile, step: int) -> Look:
-    """Look at both processes and at the account."""
+    """Sample the memory of both processes, and the account."""
     rungs = session.account.rungs.values()
     return Look(
         step,
@@ -97,7 +97,7 @@ def look(session: xsp.profile, step: int) -> Look:
 
 
 def run(out: Path, steps: int, settings: dict[str, Any]) -> tuple[list[Look], float]:
-    """Profile the training; return the looks from the beginning to the end, and the seconds that the end took."""
+    """Profile the training; return the samples from start to end, and the seconds to leave the block."""
     step, looks = training(), []
     with xsp.profile("long run", out=out, **settings) as session:
         for number in range(steps):
@@ -111,19 +111,19 @@ def run(out: Path, steps: int, settings: dict[str, Any]) -> tuple[list[Look], fl
 
 
 def cost_ms(before: Look, after: Look) -> float | None:
-    """Return what a recorded step between two looks cost; None if there was none."""
+    """Return the cost in milliseconds of a step recorded between two samples; None if there was none."""
     steps = after.recorded - before.recorded
     return (after.around_ns - before.around_ns) / steps / 1e6 if steps else None
 
 
 def slope(looks: Sequence[Look], memory: Callable[[Look], float]) -> float:
-    """Return by how many MB memory grew per 1000 steps, the first tenth left out."""
+    """Return the growth of memory in MB per 1000 steps, without the first tenth."""
     settled = looks[LOOKS // 10 :]
     return statistics.linear_regression([each.step / 1000 for each in settled], list(map(memory, settled))).slope
 
 
 def loaded(run: str) -> tuple[float, float, int]:
-    """Load a run in a fresh process; return the seconds, the largest memory in MB, and the spans."""
+    """Load a run in a fresh process; return the seconds, the peak memory in MB, and the number of spans."""
     done = subprocess.run([sys.executable, "-c", LOAD, run], stdout=subprocess.PIPE, check=True)
     load_s, load_mb, spans = json.loads(done.stdout)
     return load_s, load_mb, spans

@@ -1,7 +1,7 @@
-"""Which measure of a model follows its latency: on this machine by batch and threads, on published GPUs, in families?
+"""Which measure of a model correlates with its latency: here by batch and threads, on published GPUs, in families?
 
-Models are captured and measured once, and stay in `--out`: the graphs with their measures, `steps.jsonl`, and
-`latencies.csv`, which `xsp graph OUT --against OUT/latencies.csv` reads.
+Models are captured and measured once. The results are kept in `--out`: the graphs with their measures, `steps.jsonl`,
+and `latencies.csv`, which `xsp graph OUT --against OUT/latencies.csv` reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(made, arguments)
     batches = tuple(options.batches or (BATCHES[:1] if options.quick else BATCHES))
     threads = tuple(options.threads or (THREADS[:1] if options.quick else THREADS))
-    wanted = [text for text in steps.chosen(options) if "," not in text]  # a corpus has models by name alone
+    wanted = [text for text in steps.chosen(options) if "," not in text]  # a corpus takes models without settings
     if options.quick and not options.models:
         wanted += ["torchvision:mobilenet_v3_small", "torchvision:shufflenet_v2_x0_5", "torchvision:alexnet"]
     micro = [] if options.no_micro else models.names("micro")[:: 12 if options.quick else 1]

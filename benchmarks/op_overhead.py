@@ -1,8 +1,8 @@
-"""What xsp's model, layer and op levels add to a step against what torch.profiler adds alone.
+"""What do xsp's model, layer and op levels add to a step, compared with torch.profiler alone?
 
 Conditions: `bare`; `xsp` with the model, layer and op levels on; torch.profiler with `record_shapes=True`
-(its documentation's first example, and the goal's peer); torch.profiler without shapes, to tell apart what
-is due to them. Starting, stopping and decoding are outside the measured time for all of them.
+(its documentation's first example, and the goal's peer); torch.profiler without shapes, to separate the cost of
+shapes. Starting, stopping and decoding are outside the measured time for all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def torch_profiler(name: str, step: Workload, shapes: bool) -> Condition:
 
 
 def rounds_of(workload: Workload, taker: turns.Turns, rounds: int) -> tuple[list[turns.Round], int]:
-    """Return the measured rounds, and the spans of layers and operators of a step."""
+    """Return the measured rounds, and the number of layer and operator spans in a step."""
     levels = Levels("modules", "training", "dataloading", "torchops")
     outside = [
         Condition("bare", workload.step),
@@ -52,7 +52,7 @@ def rounds_of(workload: Workload, taker: turns.Turns, rounds: int) -> tuple[list
 
 
 def added_ratio(rounds: Sequence[turns.Round]) -> float:
-    """Return what xsp adds over what torch.profiler adds, both medians of differences; nan if it adds nothing."""
+    """Return xsp's overhead over torch.profiler's, both medians of differences; nan if torch.profiler adds nothing."""
     ours = turns.median([each["xsp"] - each["bare"] for each in rounds])
     theirs = turns.median([each["torch"] - each["bare"] for each in rounds])
     return ours / theirs if theirs > 0 else float("nan")

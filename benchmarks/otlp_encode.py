@@ -1,14 +1,14 @@
-"""How many spans a second become OTLP requests: in bulk by xsp, and one by one through OpenTelemetry's own SDK.
+"""How many spans per second become OTLP requests: in bulk by xsp, and one by one through OpenTelemetry's own SDK?
 
-Both encode the same spans with the same attributes, as far as bytes that could be sent. The SDK starts and ends each
-span, its batch processor hands them to an exporter in its default batches, and the encoder of its OTLP exporter
-makes the bytes; the queue is long enough that it drops none. Two things are compared, each with its like:
+Both encode the same spans with the same attributes, up to the bytes to be sent. The SDK starts and ends each span, its
+batch processor hands the spans to an exporter in its default batches, and the encoder of its OTLP exporter produces the
+bytes; the queue is long enough that no span is dropped. There are two comparisons:
 
-- from memory: what the spans are made of lies ready, for the SDK as Python objects (names, times, parents,
-  attributes), for xsp as arrays and templates;
-- from the disk: both begin with the segments of a run, and the SDK's objects have to be made of their rows.
+- from memory: the data of the spans is ready, for the SDK as Python objects (names, times, parents, attributes), for
+  xsp as arrays and templates;
+- from disk: both start from the segments of a run, and the SDK's objects have to be created from their rows.
 
-Each encodes fewer or more spans as it is slow or fast, and what is compared is the time a span.
+The number of spans depends on the speed of each way, and the times per span are compared.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from xsp.run import Run
 
 GOAL = 100
 STEP = 10_000
-"""Spans of one step, which is one trace and one segment."""
+"""Number of spans in a step, which is one trace and one segment."""
 
 WIDTH, OPS = 100, 50
-"""Spans of a layer: itself, its operators up to here, and their kernels."""
+"""Number of spans of a layer, and the position in it at which its operators end and their kernels begin."""
 
 RUN = {"id": "0123456789abcdef", "name": "bench", "host": "host-0", "rank": 0}
 
@@ -97,7 +97,7 @@ def resource_of(level: int, rank: int, process: int | None) -> Mapping[str, str 
 
 
 class Bulk(NamedTuple):
-    """A run's spans, read by one thread or by all cores."""
+    """The spans of a run, read by one thread or by all cores."""
 
     con: duckdb.DuckDBPyConnection
 
@@ -118,7 +118,7 @@ class Bulk(NamedTuple):
 
 
 class Arrays:
-    """The same spans with their numbers in arrays and their templates made: the writing of the bytes alone."""
+    """The same spans with arrays and templates prepared, so that only the encoding of the bytes is timed."""
 
     def __init__(self, segments: Sequence[Path]) -> None:
         self._spans = Ordered(Bulk.of(segments).con, "run")
@@ -144,32 +144,32 @@ _COLUMN_OF = {
 
 
 class Ready(NamedTuple):
-    """What a program would hand to the SDK."""
+    """The data of a span that a program would pass to the SDK."""
 
     name: str
     start: int
     end: int
     parent: tuple[int, int]
-    """Trace and span id; the roots of the traces are left out."""
+    """Trace id and span id of the parent; root spans are left out."""
 
     attributes: dict[str, Any]
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Ready:
-        """Return what a row of the table is to the SDK."""
+        """Return the SDK's data for a row of the table."""
         attributes = {name: row[column] for name, column in _COLUMN_OF.items() if row[column] is not None}
         attributes["xsp.level"] = semconv.level_name(row["level"])
         parent = int(row["trace_id"], 16), int(row["parent_id"], 16)
         return cls(row["name"], row["start_ns"], row["start_ns"] + row["dur_ns"], parent, attributes)
 
     def context(self) -> Context:
-        """Return what says the parent to the SDK."""
+        """Return the context that passes the parent to the SDK."""
         trace_id, span_id = self.parent
         return set_span_in_context(NonRecordingSpan(SpanContext(trace_id, span_id, True, TraceFlags(1))))
 
 
 class Encoder(SpanExporter):
-    """The SDK's OTLP exporter without the sending."""
+    """The SDK's OTLP exporter without sending."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -185,7 +185,7 @@ class Encoder(SpanExporter):
 
 
 def read(bodies: Iterable[bytes]) -> Iterator[Ready]:
-    """Yield the spans in requests as the SDK takes them."""
+    """Yield the SDK's data for the spans in encoded requests."""
     for body in bodies:
         message = ExportTraceServiceRequest.FromString(body)
         for resource in message.resource_spans:
@@ -196,7 +196,7 @@ def read(bodies: Iterable[bytes]) -> Iterator[Ready]:
 
 
 def rows(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[Ready, Context]]:
-    """Yield what the rows of a table are to the SDK, with their contexts; roots are left out."""
+    """Yield the SDK's data for the rows of the table `run`, with their contexts; root spans are left out."""
     found = con.execute("SELECT * FROM run WHERE parent_id IS NOT NULL ORDER BY level, start_ns")
     names = [column[0] for column in found.description]
     while some := found.fetchmany(encode.MAX_SPANS):
@@ -206,7 +206,7 @@ def rows(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[Ready, Context]]:
 
 
 def through_the_sdk(spans: Iterable[tuple[Ready, Context]], count: int) -> list[bytes]:
-    """Return the requests that the SDK makes of so many spans with their contexts."""
+    """Return the requests that the SDK encodes from `count` spans with their contexts."""
     exporter = Encoder()
     provider = TracerProvider(resource=Resource(dict(resource_of(40, 0, 4242))))
     provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=count + 1))
@@ -220,7 +220,7 @@ def through_the_sdk(spans: Iterable[tuple[Ready, Context]], count: int) -> list[
 
 
 def assert_same(few: Bulk, ready: Sequence[tuple[Ready, Context]]) -> None:
-    """Stop if the SDK's spans, read back, are not those of xsp: then the comparison would be of two things."""
+    """End the script if the SDK's spans, decoded, are not those of xsp: they could not be compared."""
 
     def counted(bodies: Iterable[bytes]) -> Counter[str]:
         found = (each for each in read(bodies) if each.parent[1])
@@ -235,11 +235,11 @@ def assert_same(few: Bulk, ready: Sequence[tuple[Ready, Context]]) -> None:
 FROM_MEMORY, FROM_DISK = ("SDK, from objects", "xsp, from arrays"), ("SDK, from segments", "xsp, from segments")
 ONE_THREAD, TABLE = "xsp, from segments, one thread", "xsp, from a table in memory"
 PEER = {FROM_MEMORY[1]: FROM_MEMORY[0], **dict.fromkeys((FROM_DISK[1], ONE_THREAD, TABLE), FROM_DISK[0])}
-"""What each is compared with."""
+"""Way → the way that it is compared with."""
 
 
 def conditions(folder: Path, spans: int, sdk_spans: int) -> tuple[dict[str, Callable[[], object]], dict[str, int], str]:
-    """Return what is measured, how many spans each encodes, and a sentence about the spans."""
+    """Return the functions to measure, the number of spans that each encodes, and a sentence about the spans."""
     segments = write_segments(folder / "run", spans)
     every, few = Bulk.of(segments), Bulk.of(write_segments(folder / "few", sdk_spans))
     ready = list(rows(few.con))

@@ -1,8 +1,8 @@
-"""Spans lost on the way to a real Collector at full speed, also when it is killed and restarted in the middle.
+"""How many spans are lost on the way to a real Collector at full speed, also if it is killed and restarted meanwhile?
 
-The Collector appends what it gets to a file, and nothing stands between its receiver and that file: what it has
-acknowledged survives its kill. What counts as lost is a span of the run directory that is not in the file at the end.
-`make jaeger` builds the Collector.
+The Collector appends received spans to a file without a queue between its receiver and the file, so that acknowledged
+spans survive a kill. A span of the run directory counts as lost if it is not in the file at the end. `make jaeger`
+builds the Collector.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _SPAN = re.compile(
 
 
 class Outcome(NamedTuple):
-    """What one export came to."""
+    """The result of one export."""
 
     seconds: float
     delivered: int
-    """Spans of which the sender says that they were taken."""
+    """Number of spans that the sender reports as accepted."""
 
     lost: int
     twice: int
-    """Spans that came more than once: the Collector had written them and was killed before it could answer."""
+    """Number of duplicate spans: the Collector had written them, and was killed before it could answer."""
 
 
 def export(run: Path, protocol: str, kills: int, folder: Path) -> Outcome:
-    """Send a run to a Collector, kill it so many times meanwhile, and compare its file with the run."""
+    """Send a run to a Collector, kill the Collector `kills` times meanwhile, and compare its file with the run."""
     taken = folder / "taken.jsonl"
     collector = Collector(folder, to_file(taken))
     collector.start()
@@ -75,7 +75,7 @@ def _size(path: Path) -> int:
 
 
 def ids_of(run: Path) -> set[bytes]:
-    """Return trace and span ids of all spans in a run directory, its own span's among them."""
+    """Return the trace and span ids of all spans in a run directory, including the span of the run itself."""
     from xsp import table
 
     con = table.connect()
@@ -85,7 +85,7 @@ def ids_of(run: Path) -> set[bytes]:
 
 
 def ids_in(file: Path) -> Counter[bytes]:
-    """Count the spans in a file of JSON lines; a kill may have cut one of them."""
+    """Count the spans in a file of JSON lines; a kill may have truncated a line."""
     found: Counter[bytes] = Counter()
     with file.open("rb") as lines:
         for line in lines:
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace, spans: int) -> turns.Report:
-    """Send the same run by each way, as often as there are rounds."""
+    """Send the same run `--rounds` times by each protocol, with and without kills."""
     columns = ("way", "spans", "lost", "came twice", "s", "spans/s")
     report = turns.Report("otlp_loss", "Spans lost on the way to a real Collector", columns)
     ways = [("HTTP", 0), ("gRPC", 0), ("HTTP", KILLS), ("gRPC", KILLS)]

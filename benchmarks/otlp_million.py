@@ -1,6 +1,6 @@
-"""One million spans from a run directory to a real Jaeger: time, memory, and how soon its API shows the overview.
+"""One million spans from a run directory to a real Jaeger: time, memory, and how fast is its API with the overview?
 
-Jaeger keeps them in memory, with the settings of `deploy/jaeger.yaml`. `make jaeger` builds it.
+Jaeger keeps the spans in memory, with the settings of `deploy/jaeger.yaml`. `make jaeger` builds it.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from realparts import Jaeger, until
 
 ROOT = Path(__file__).resolve().parents[1]
 FEW = 10_000
-"""Spans of a trace that is not folded."""
+"""Number of spans in a trace that is not folded."""
 
 
 class Outcome(NamedTuple):
-    """What one export came to."""
+    """The result of one export."""
 
     seconds: float
     delivered: int
     ours_bytes: int
-    """The most memory that the export took."""
+    """Peak memory of the export."""
 
     jaegers_bytes: int
-    """Of Jaeger's, at the end."""
+    """Memory of Jaeger at the end."""
 
     overview_s: float
-    """From the request to the last byte of the first trace, as the API gives it to the page."""
+    """Seconds from the request to the last byte of the first trace, from the API that Jaeger's page uses."""
 
     overview_spans: int
     overview_bytes: int
 
 
 def export(run: Path, folder: Path, *options: str) -> Outcome:
-    """Send a run to a fresh Jaeger and ask for its first trace."""
+    """Send a run to a new Jaeger, and request its first trace."""
     jaeger = Jaeger(folder)
     jaeger.start()
     try:
@@ -67,7 +67,7 @@ def export(run: Path, folder: Path, *options: str) -> Outcome:
 
 def _overview(jaeger: Jaeger) -> tuple[float, int, int]:
     url = f"{jaeger.query}/api/traces/{1:032x}"
-    until(lambda: _size_of(url) == _size_of(url))  # what was accepted is stored a moment later
+    until(lambda: _size_of(url) == _size_of(url))  # accepted spans are stored a moment later
     times = []
     for _ in range(5):
         begin = time.perf_counter()
@@ -83,7 +83,7 @@ def _size_of(url: str) -> int:
 
 
 def _most_memory(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process and return the most memory that it took."""
+    """Wait for a process, and return its peak memory."""
     most = 0
     while process.poll() is None:
         most = max(most, _memory(process.pid, "VmHWM"))
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace, spans: int) -> turns.Report:
-    """Send them as one trace and as many, as often as there are rounds."""
+    """Send the spans as one trace and as many traces, `--rounds` times each."""
     columns = ("run", "spans sent", "s", "spans/s", "our memory, MB", "first trace, spans", "API, ms", "API, MB")
     report = turns.Report("otlp_million", f"{spans:,} spans from a run directory to a real Jaeger", columns)
     shapes = {"one step, folded": (1, spans), f"steps of {FEW:,}": (spans // FEW, FEW)}

@@ -1,8 +1,8 @@
-"""Parents for five million spans (more with --sizes): how long the bulk placement takes, and does it grow linearly?
+"""How long does bulk placement of five million spans (more with --sizes) take, and does it grow linearly?
 
-The spans are fabricated: steps on four threads in turn, layers in them, operators in the layers, launches in the
-operators, and a kernel for each launch. What is measured is `xsp.correlate.columns.place`: identities, parents, steps,
-layers and keys. Up to 200 thousand spans, `xsp.correlate` takes turns with it on the same spans.
+The spans are fabricated: steps on four threads in turn, layers in the steps, operators in the layers, launches in the
+operators, and a kernel for each launch. `xsp.correlate.columns.place` is measured, which assigns identities, parents,
+steps, layers and keys. Up to 200 thousand spans, `xsp.correlate` is measured on the same spans as well.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from xsp.schema import Kind, Level, Span
 
 SIZES = (200_000, 1_000_000, 2_000_000, 5_000_000)
 SMALL = 200_000
-"""Up to so many spans, `xsp.correlate` is measured too."""
+"""Maximum number of spans for which `xsp.correlate` is measured too."""
 
 THREADS = 4
 A_STEP = 20_000
-"""Spans; each begins with its own."""
+"""Number of spans in a step; the first one is the span of the step itself."""
 
 _PART = "n % 20"
 _KINDS = f"""
@@ -65,14 +65,14 @@ _SPANS = f"""
 
 
 def fabricate(con: duckdb.DuckDBPyConnection, spans: int) -> Seen:
-    """Make the table `seen`, as an importer does."""
+    """Create the table `seen`, as an importer does."""
     con.execute(f"CREATE OR REPLACE TABLE seen ({', '.join(f'{each.name} {each.type}' for each in SEEN)})")
     con.execute(f"INSERT INTO seen BY NAME {_SPANS}", {"spans": spans})
     return Seen({}, Losses("fabricated", spans))
 
 
 def placed(spans: int) -> tuple[float, int, int]:
-    """Place so many spans; return seconds, the most bytes that the process took, and the number of orphans."""
+    """Place `spans` spans; return the seconds, the peak memory of the process in bytes, and the number of orphans."""
     with tempfile.TemporaryDirectory() as folder:
         con = tables.connect(Path(folder))
         seen = fabricate(con, spans)
@@ -84,7 +84,7 @@ def placed(spans: int) -> tuple[float, int, int]:
 
 
 def correlated(spans: int) -> float:
-    """Return the seconds that `xsp.correlate` takes, a step at a time."""
+    """Return the seconds that `xsp.correlate` takes for all spans, one step at a time."""
     con = table.connect()
     fabricate(con, spans)
     names = [each.name for each in SEEN if each.name in Span._fields]
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace, sizes: Sequence[int]) -> turns.Report:
-    """Place each size as often as there are rounds, each time in a process of its own."""
+    """Place each number of spans `--rounds` times, each time in a new process."""
     columns = ("spans", "s", "spans/s", "peak MB", "orphans", "xsp.correlate takes")
     report = turns.Report("parents", "Parents, layers and keys in bulk", columns)
     seconds: list[list[float]] = []

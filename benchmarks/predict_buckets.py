@@ -1,10 +1,11 @@
-"""Whether the order of bucket sizes that xsp predicts is the one that two processes of this machine have.
+"""Does xsp predict the order of bucket sizes by step time that two processes on this machine have?
 
-Models of many parameters train on two ranks of gloo with five sizes of buckets, in turns in the same processes; xsp
-predicts each from the run of one process. Kendall's tau is over the pairs of sizes whose measured difference exceeds
-its interval. What is measured stays in `--out`, so a run goes on where it was stopped; `--seconds` ends it in time.
+Models with many parameters train on two gloo ranks with five bucket sizes, in turns in the same processes; xsp predicts
+each step from the run of one process. Kendall's tau is over the pairs of sizes whose measured difference is
+significant: its interval excludes zero. Results are kept in `--out`, so that a run can be resumed; `--seconds` limits
+its time.
 
-    python benchmarks/predict_buckets.py --out DIR --seconds 540 --save      again until it says that all is there
+    python benchmarks/predict_buckets.py --out DIR --seconds 540 --save      repeat until nothing is left
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from xsp.predict.training import Job
 
 GOAL = 0.6
 SIZES = (0.25, 1.0, 4.0, 12.0, 48.0)
-"""MiB."""
+"""Bucket sizes in MiB."""
 
 CASES = (("resnet18", 8), ("transformer", 8), ("mlp-deep", 32))
 QUICK = (("mlp-deep", 8),)
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def measure(options: Any, out: Path) -> None:
-    """Measure what is missing, and report if all is there."""
+    """Measure what is missing, and report the results so far."""
     until = time.monotonic() + options.seconds
     timings = Timings.open(out / "timings")
     asked = links.asked(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (2,))
@@ -68,7 +69,7 @@ def measure(options: Any, out: Path) -> None:
 
 
 def of(timings: Timings, name: str, batch: int, found: dict[str, Any], run: Path) -> dict[str, Any]:
-    """Return predicted and measured steps by size, and which pairs differ by how much."""
+    """Return predicted and measured steps by size, the number of pairs that differ, and the sum of their agreement."""
     step = recorded.of(xsp.load(run))
     job = Job(2, measured.of(timings, 1))
     sizes = {

@@ -1,14 +1,14 @@
-"""How far off the generic model is on configurations held out: steps of small models, recorded here.
+"""How large is the error of the generic model on held-out configurations: steps of small models, recorded here?
 
-MLPs, CNNs and autoencoders of drawn batch, width, depth, kernel, stride, activation, optimizer, threads and processes.
-Steps of two processes are DistributedDataParallel's over gloo, each process with the batch; their time is that of the
-slower one. With two threads each they have more threads than two cores, which is what such a row then tells. Each
-configuration is measured in `--rounds` short turns, all configurations once a round in a new order; its time is the
-least of its turns' medians, since others on the machine only add to it. What is measured stands in `--out`, a line for
-each turn, so that a session of `--seconds` goes on where the last one ended. When all is there, the model and its
-baselines are held against groups left out:
+The models are MLPs, CNNs and autoencoders with random batch, width, depth, kernel, stride, activation, optimizer,
+threads and processes. Steps of two processes use DistributedDataParallel over gloo, each process with the full batch;
+their time is that of the slower process. With two threads each, they have more threads than two cores, and the row
+includes that effect. Each configuration is measured in `--rounds` short turns, all configurations once per round in a
+new order; its time is the minimum of the medians of its turns, since other processes only add to it. Turns are kept in
+`--out`, one per line, so that a run limited by `--seconds` can be resumed. When all turns are measured, the model and
+its baselines are evaluated on groups left out:
 
-    python benchmarks/predict_configurations.py --out turns.jsonl --seconds 540     again and again, until all is there
+    python benchmarks/predict_configurations.py --out turns.jsonl --seconds 540     repeat until all is measured
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from parts import turns
 
 COUNT, COUNT_QUICK = 300, 24
 TURN_S = 0.25
-"""Of measured steps, in a turn."""
+"""Seconds of measured steps in a turn."""
 
 GRID: dict[str, dict[str, tuple[Any, ...]]] = {
     "mlp": {"batch": (4, 8, 16, 32, 64, 128, 256), "width": (32, 64, 128, 256, 512), "depth": (1, 2, 3, 4, 6),
@@ -46,7 +46,7 @@ GRID: dict[str, dict[str, tuple[Any, ...]]] = {
 ALL = {"activation": ("relu", "tanh", "gelu"), "optimizer": ("sgd", "adam"), "threads": (1, 2), "processes": (1, 2)}
 FACTORS = ("batch", "width", "depth", "kernel", "stride", "activation", "optimizer", "threads", "processes")
 CROWDED = "crowded"
-"""Whether there are more threads than cores, in all processes together: no product of powers of both tells that."""
+"""Factor: whether all processes together have more threads than cores, which no product of powers can express."""
 
 WORK = ("mflops", "melements", "mparameters", "modules")
 
@@ -57,15 +57,15 @@ FORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None]] = {
         WORK[:3], ("threads", "processes", CROWDED, "activation", "optimizer"), "kind"
     ),
 }  # fmt: skip
-"""Intrinsic and extrinsic factors, and of what each value has a model of its own."""
+"""Name of a form → intrinsic factors, extrinsic factors, and the factor with a separate model for each value."""
 
 
 STUCK = timedelta(seconds=120)
-"""After which a process that waits for another one ends."""
+"""Timeout of a process that waits for another one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what is missing, then judge, print, save."""
+    """Measure missing turns, then judge, print and save."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["--rank"]:  # a process of `Together`
         serve(int(given[1]), int(given[2]), given[3])
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def drawn(count: int, seed: int) -> list[dict[str, Any]]:
-    """Return configurations, all different, as many of each kind."""
+    """Return `count` different random configurations, equally many of each kind."""
     chance, found = random.Random(seed), {}
     while len(found) < count:
         kind = tuple(GRID)[len(found) % len(GRID)]
@@ -94,7 +94,7 @@ def drawn(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def measured(wanted: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the turns of this session and of those before it."""
+    """Return the turns of this call and of earlier ones."""
     keys = {json.dumps(each): each for each in wanted}
     rows = []
     if options.out is not None and options.out.exists():
@@ -125,7 +125,7 @@ def measured(wanted: Sequence[dict[str, Any]], options: argparse.Namespace) -> l
 
 
 def kept(place: Path) -> list[dict[str, Any]]:
-    """Return the turns of a file, and cut off what a program that was killed has left of a line."""
+    """Return the turns in a file, and truncate an incomplete last line that a killed program has left."""
     whole = place.read_bytes()
     lines = whole[: whole.rfind(b"\n") + 1]
     if len(lines) < len(whole):
@@ -134,7 +134,7 @@ def kept(place: Path) -> list[dict[str, Any]]:
 
 
 class Together:
-    """Processes that train together over gloo, one configuration after another; they end with this one."""
+    """Processes that train together over gloo, one configuration after another; they end with the block."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -165,7 +165,7 @@ class Together:
         self.stack.close()
 
     def turn(self, each: dict[str, Any], quick: bool) -> dict[str, Any]:
-        """Return what the first process says of a configuration."""
+        """Train a configuration in all processes, and return the answer of the first one."""
         asked = json.dumps({"each": each, "quick": quick}) + "\n"
         for process in self.those:
             assert process.stdin is not None
@@ -179,7 +179,7 @@ class Together:
 
 
 def serve(rank: int, ranks: int, store: str) -> None:
-    """Train what standard input names, as one rank, until it ends; the first rank prints a line for each."""
+    """Train the configurations from stdin as one rank, until stdin ends; rank 0 prints a line for each."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=STUCK)
@@ -191,9 +191,9 @@ def serve(rank: int, ranks: int, store: str) -> None:
 
 
 def turn(each: dict[str, Any], quick: bool) -> dict[str, Any]:
-    """Build a model, train some steps, and return the median of a step with what one process computes.
+    """Build a model, train some steps, and return the median step time with the work of one process.
 
-    As one rank of several all of them take equally many steps, and the time is that of the slowest rank.
+    If there are several ranks, all of them take the same number of steps, and the time is that of the slowest rank.
     """
     import torch
     import torch.distributed as dist
@@ -225,7 +225,7 @@ def turn(each: dict[str, Any], quick: bool) -> dict[str, Any]:
     modelled = net
     if together:
         net = torch.nn.parallel.DistributedDataParallel(net)
-    for _ in range(3):  # buckets are rebuilt after the first one
+    for _ in range(3):  # buckets are rebuilt after the first step
         step()
     least = TURN_S / 25 if quick else TURN_S
     took: list[float] = []
@@ -280,7 +280,7 @@ def built(each: dict[str, Any]) -> tuple[Any, Any, Any]:
 def judge(
     wanted: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], options: argparse.Namespace
 ) -> turns.Report:
-    """Hold the model and its baselines against groups of configurations left out."""
+    """Report the errors of the model and its baselines on groups of configurations left out."""
     from xsp.errors import UsageError
     from xsp.predict import configurations, judged
 
@@ -324,7 +324,7 @@ def judge(
 
 
 def beyond(table: Sequence[dict[str, Any]], chosen: Sequence[str], split: Any, seed: int) -> dict[str, float]:
-    """Return mean errors in the largest batch of each kind, learned from the smaller ones."""
+    """Return the mean errors at the largest batch of each kind, learned from the smaller batches."""
     import numpy as np
 
     from xsp.predict import configurations, judged

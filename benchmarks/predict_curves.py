@@ -1,12 +1,12 @@
-"""How well curves of transfers and collectives tell sizes that were not timed, and whether a second run agrees.
+"""How well do curves of transfers and collectives predict sizes that were not timed, and does a second run agree?
 
 All families of the host and of two ranks are timed into one table and then into another. For each curve: the median
 error at every other size, predicted from a fit of the rest; the median difference of equal sizes in both tables; and
-for copies the memory traffic of the largest size over the best rate of loops in C (STREAM's copy and triad, McCalpin),
-which are compiled and run beside it, if there is a compiler. Tables stay in `--out`, so a run goes on where it was
-stopped.
+for copies the memory traffic at the largest size relative to the best rate of loops in C (STREAM's copy and triad,
+McCalpin), which are compiled and run here if there is a compiler. Tables are kept in `--out`, so that a run can be
+resumed.
 
-    python benchmarks/predict_curves.py --out DIR --seconds 540 --save      again until it says that all is there
+    python benchmarks/predict_curves.py --out DIR --seconds 540 --save      repeat until all sizes are timed
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def measure(options: Any, out: Path) -> None:
-    """Measure what is missing, and report if all is there."""
+    """Measure missing sizes, and report if none is missing."""
     until = time.monotonic() + options.seconds
     tables, missing = [], 0
     for name in ("first", "second"):
@@ -100,7 +100,7 @@ def measure(options: Any, out: Path) -> None:
 
 
 def stream() -> list[float] | None:
-    """Return bytes a second of STREAM's copy and triad on one core; None without a compiler."""
+    """Return the rates of STREAM's copy and triad on one core, in bytes per second; None without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None

@@ -1,12 +1,12 @@
-"""What xsp predicts for DistributedDataParallel on processes of this machine, against what they take.
+"""How close are xsp's predictions for DistributedDataParallel on processes of this machine to measured steps?
 
-For each of six models and three batches one process is recorded (one thread), its step on two ranks is predicted with
-`--link measured`, and two real ranks of gloo run the same loop without xsp. In the ranks' own processes steps of one
-rank alone, and of all without any exchange, take turns with those that count: they tell which part of a prediction is
-off. What is measured stays in `--out`, so a run goes on where it was stopped; `--seconds` ends it in time.
+For each of six models and three batches, one process is recorded (one thread), its step on two ranks is predicted with
+`--link measured`, and two real gloo ranks run the same loop without xsp. In the processes of the ranks, steps of one
+rank alone, and of all ranks without communication, alternate with the steps that count: they show which part of a
+prediction is wrong. Results are kept in `--out`, so that a run can be resumed; `--seconds` limits its time.
 
-    python benchmarks/predict_ddp.py --out DIR --seconds 540 --save      again until it says that all is there
-    python benchmarks/predict_ddp.py --out DIR --ranks 4                 more ranks than cores: what they share
+    python benchmarks/predict_ddp.py --out DIR --seconds 540 --save      repeat until no case is left
+    python benchmarks/predict_ddp.py --out DIR --ranks 4                 more ranks than cores: contention
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from xsp.predict.schedule import Cause
 from xsp.predict.training import Job
 
 GOAL = 0.15
-"""Mean relative error."""
+"""Goal: maximum mean relative error with two ranks."""
 
 OVERLAP = 10.0
-"""Points of the overlap in torch's sense."""
+"""Goal: maximum mean error of the overlap, as torch defines it, in percentage points."""
 
 OF_MORE = 0.25
-"""Mean relative error of more ranks than two."""
+"""Goal: maximum mean relative error with more than two ranks."""
 
 BATCHES = (8, 32, 128)
 QUICK = (("mlp-narrow", 8), ("cnn", 8))
@@ -82,7 +82,7 @@ def measure(options: Any, out: Path) -> None:
 
 
 def predicted(timings: Timings, ranks: int, name: str, batch: int, found: dict[str, Any], run: Path) -> dict[str, Any]:
-    """Hold the prediction against what the ranks took, also by part."""
+    """Return the prediction and the measured step, with their parts and the relative error."""
     step = recorded.of(xsp.load(run))
     link = measured.of(timings, 1)
     answer = scaling.of(step, Job(1, link), (1, ranks))

@@ -1,11 +1,11 @@
-"""How far fits of few ranks are off at many, with the simulated step as a factor and without, on fabricated jobs.
+"""How large are the errors at many ranks of fits to few, with and without the simulated step as a factor?
 
-The truth is a simulation that no fit sees: a step of drawn layers over a drawn link on which a message costs more the
-more ranks there are, cores that collectives slow, and 3 % of noise. Jobs of 1 to 8 ranks are learned from, those of 16
-to 64 predicted. The simulated step that is given as a factor knows less: the link's constants are 25 % off, and nothing
-slows anything. Nothing is measured, so the figures are the same on any machine, and there are no rounds.
+Jobs are fabricated. The truth is a simulation that no fit sees: a step of random layers over a random link on which a
+message costs more the more ranks there are, cores that collectives slow down, and 3 % of noise. The fits learn from 1
+to 8 ranks and predict 16 to 64. The simulated step that they get as a factor is less accurate: the link's constants are
+25 % off, and there is no slowdown. Nothing is measured, so the figures are the same on any machine, without rounds.
 
-    python benchmarks/predict_scaling.py --out DIR --seconds 540      again until it says that all is there
+    python benchmarks/predict_scaling.py --out DIR --seconds 540      repeat until all jobs are done
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEARNED, ASKED = (1, 2, 4, 8), (16, 32, 64)
 BATCHES, BUCKETS = (8, 16, 32, 64), (4 << 20, 25 << 20)
 NOISE = 0.03
 OFF = 1.25
-"""The link's constants that the simulation is given, over the true ones."""
+"""Ratio between the link's constants given to the simulated step and the true ones."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def of_job(chance: random.Random) -> dict[str, dict[str, float]]:
-    """Return the mean error at many ranks, by what was given and by model."""
+    """Return the mean error at many ranks, with and without the simulated step as a factor, by model."""
     layers = [
         (chance.uniform(2e-5, 4e-4), chance.choice((1, 2, 4)) * chance.randrange(20_000, 2_000_000))
         for _ in range(chance.randrange(6, 25))
@@ -84,7 +84,7 @@ def of_job(chance: random.Random) -> dict[str, dict[str, float]]:
 
 
 def errors(rows: list[dict[str, Any]], factors: Sequence[str]) -> dict[str, float]:
-    """Return the mean error of each model at many ranks, learned from few."""
+    """Return the mean error of each model at many ranks after learning from few."""
     table = configurations.of_rows([each for each in rows if each["ranks"] in LEARNED], "step_s", None, factors)
     split = judged.split_of(table, (), factors, None)
     asked = [each for each in rows if each["ranks"] in ASKED]

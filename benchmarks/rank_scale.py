@@ -1,7 +1,7 @@
-"""How xsp grows with ranks on one machine: import of a folder of traces, and the analyses over all ranks.
+"""How does xsp scale with ranks on one machine? Import of a folder of traces, and the analyses over all ranks.
 
-Jobs of `rank_traces.py`, each rank's trace of the same size. Import and analyses run in processes of their own, so
-that the peak is theirs alone. Linear is a ratio of times that is that of the ranks.
+The jobs are fabricated by `rank_traces.py`, with traces of the same size for all ranks. Import and analyses run in
+separate processes, so that each has its own memory peak. Growth is linear if the ratio of times equals that of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parts.rank_traces import Job, write
 RANKS = (8, 64)
 ASKED = ("communication", "collective-skew", "stragglers", "device-activity", "steps", "kernel-classes", "idle-causes",
          "idle-gaps", "launches", "launch-bound", "tensor-cores")  # fmt: skip
-"""The analyses that ask all ranks."""
+"""The analyses over all ranks that are timed."""
 
 MANY = Job(steps=10, layers=24, kernels=16)
 FEW = Job(steps=2, layers=4, kernels=4)
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace, ranks: Sequence[int]) -> turns.Report:
-    """Import and ask each job as often as there are rounds."""
+    """Import and analyse each job `--rounds` times."""
     columns = ("ranks", "spans", "import, s", "import, peak MB", "analyses, s", "analyses, peak MB")
     report = turns.Report("rank_scale", "Jobs of many ranks, imported and analysed on one machine", columns)
     taken: dict[int, list[dict[str, Any]]] = {}
@@ -80,7 +80,7 @@ def _add(report: turns.Report, count: int, each: Sequence[dict[str, Any]]) -> No
 
 
 def _turn(source: Path, run: Path | None = None) -> None:
-    """Import a folder into a run directory, or ask a run directory, in this process; print what it took."""
+    """Import a folder into a run directory, or analyse a run directory, in this process; print time and memory."""
     import xsp
     from xsp.ingest.sources import import_into
 

@@ -1,4 +1,4 @@
-"""How soon is an imported trace open again, and its first analysis there?
+"""How long does it take to open an imported trace again, and to run the first analysis?
 
 The traces are imported once; then fresh processes open the run directories.
 """
@@ -33,17 +33,17 @@ print(json.dumps([imported - begin, opened - imported, time.perf_counter() - ope
 
 
 class Opened(NamedTuple):
-    """Seconds of one process."""
+    """Times of one process, in seconds."""
 
     importing: float
-    """Of Python's modules."""
+    """Import of Python modules."""
 
     opening: float
     asking: float
-    """For what each device did."""
+    """The analysis `device-activity`."""
 
     process: float
-    """From its start to its end."""
+    """The process from its start to its end."""
 
 
 def reopen(run: Path) -> Opened:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace, traces: Sequence[Path], sizes: Sequence[int]) -> turns.Report:
-    """Import each, and open it as often as there are rounds."""
+    """Import each trace, and open it `--rounds` times."""
     columns = ("trace", "events", "import, s", "run, MB", "open, s", "first analysis, s", "whole process, s",
                f"goal: open < {GOAL_S} s")  # fmt: skip
     report = turns.Report("reopen", "An imported trace, opened again", columns)

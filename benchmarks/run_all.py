@@ -1,6 +1,6 @@
-"""Run all benchmarks, one after the other, in bounded time; what needs a GPU or a peer that is absent is skipped.
+"""Run all benchmarks, one after the other, in bounded time; benchmarks without their GPU or peer are skipped.
 
-Every script beside this one is a benchmark; what they are made of is in `parts`.
+Every script in this folder is a benchmark; their shared code is in `parts`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ LAST = (
     "otlp_encode", "otlp_million", "otlp_loss", "parents", "reopen",
     "rank_scale", "spark_ranks", "kineto_scale", "kineto_peers",
 )  # fmt: skip
-"""Those that take minutes; whatever is not named here goes first."""
+"""Scripts that take minutes, in their order; all other scripts run first."""
 
 SHARE = 3.0
-"""How many times its equal share of the time that is left a script may take: what ends soon leaves time to others."""
+"""Maximum time of a script, as a multiple of an equal share of the remaining time; short scripts leave time unused."""
 
 SECONDS, SECONDS_FULL = 840.0, 2640.0
-"""For all of them together, so that the whole ends within 14 and within 44 minutes."""
+"""Seconds for all scripts together, quick and full: 14 and 44 minutes."""
 
 GRACE = 10
-"""Seconds for an interrupted script to remove its files before it is killed, with all that it started."""
+"""Seconds for an interrupted script to remove its files before it and its subprocesses are killed."""
 
 WIDE = 90
-"""Letters that the table shows of a reason."""
+"""Maximum number of characters of a reason in the table."""
 
 
 class Ended(NamedTuple):
@@ -52,18 +52,18 @@ class Ended(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether somebody has to look at it."""
+        """Whether the script failed, was cut off or was not run."""
         return self.how not in ("ran", "skipped")
 
 
 def scripts() -> list[Path]:
-    """Return the benchmarks, those that take minutes last."""
+    """Return the benchmark scripts, the ones in `LAST` at the end."""
     found = [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.name != Path(__file__).name]
     return sorted(found, key=lambda path: LAST.index(path.stem) if path.stem in LAST else -1)
 
 
 def run(script: Path, options: Sequence[str], seconds: float) -> Ended:
-    """Run a script in a process group of its own, which does not outlive its time."""
+    """Run a script in a new process group, which is killed at the timeout or when the script ends."""
     print(f"\n## {script.stem}\n", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as told:
@@ -92,7 +92,7 @@ def run(script: Path, options: Sequence[str], seconds: float) -> Ended:
 
 
 def run_all(those: Sequence[Path], options: Sequence[str], seconds: float) -> list[Ended]:
-    """Run scripts in their order, each with a share of the time that is left."""
+    """Run scripts in order, each with a share of the remaining time."""
     end, ended = time.monotonic() + seconds, []
     for place, script in enumerate(those):
         left = end - time.monotonic()
@@ -102,7 +102,7 @@ def run_all(those: Sequence[Path], options: Sequence[str], seconds: float) -> li
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run them, write the page of figures anew, and return 1 if one failed."""
+    """Run the scripts, rewrite the page of figures, and return 1 if one failed."""
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     made.add_argument("only", nargs="*", metavar="NAME", help="of a script, as layer_overhead (default: all)")
     made.add_argument(

@@ -1,11 +1,11 @@
-"""Does the same evaluation give the same, whoever carries it out, and is it told from a changed one?
+"""Does the same evaluation give the same result with every agent, and is it distinguished from a changed one?
 
-Ways: in this process, in one of its own, by an agent of Ray (where Ray is installed), and with the requests of MLPerf's
-LoadGen (where that is installed). They take turns; held against the first are the median latency, and whether
-outputs are equal bit for bit.
+Ways: in this process, in a separate process, by an agent on Ray (if Ray is installed), and with the requests of
+MLPerf's LoadGen (if it is installed). They take turns; the median latency and the outputs, bit for bit, are compared
+with those of the first way.
 
-Reproduce: results that are made again as they were, each in a process of its own, and results of manifests with one
-change. The first are to be called the same, the second different.
+Reproduce: results of unchanged manifests, each in a separate process, and results of manifests with one change. The
+verdict should be `same` for the first and `different` for the second.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ COLUMNS = ("what", "found", "goal", "more")
 MODELS = ("torchvision:squeezenet1_1", "torchvision:resnet18", "timm:mobilenetv3_small_100")
 REQUESTS = 60
 WITHIN = 0.05
-"""Of the median latency, between two ways."""
+"""Goal: maximum relative difference of the median latency between two ways."""
 
 PAUSE_S = 3.0
-"""Before an evaluation: processes of the one before it end meanwhile, which made others twice as slow."""
+"""Seconds before an evaluation for processes of the previous one to end; these made others twice as slow."""
 
 OFTEN = 0.95
-"""How often an evaluation has to be told right."""
+"""Goal: minimum share of right verdicts."""
 
 STEPS = [
     {"decode": {"color_mode": "RGB"}},
@@ -53,7 +53,7 @@ Plain = dict[str, Any]
 
 
 def plain(source: str, requests: int) -> Plain:
-    """Return a manifest as somebody writes it."""
+    """Return a manifest as plain data, in the form that a user writes."""
     return {
         "name": source.partition(":")[2],
         "model": {
@@ -67,7 +67,7 @@ def plain(source: str, requests: int) -> Plain:
 
 
 def manifest(content: Mapping[str, Any]) -> Manifest:
-    """Return a manifest, checked."""
+    """Return a checked manifest."""
     return reading.of_plain(dict(content)).manifest
 
 
@@ -76,13 +76,13 @@ def quiet(what: str, done: int, of: int) -> None:
 
 
 def carried_out(agent: Agent, asked: Manifest, store: Path) -> results.Result:
-    """Return the result of a manifest."""
+    """Run a manifest by an agent, and return the result."""
     return results.read(agent.submit(asked, Path(), agents.Options(store, trusted=True), quiet))
 
 
 @contextmanager
 def ways() -> Iterator[dict[str, tuple[Agent, str]]]:
-    """Yield who carries manifests out, and who issues their requests, by name."""
+    """Yield the agent that runs manifests, and the driver that issues their requests, by name of the way."""
     found: dict[str, tuple[Agent, str]] = {
         "in this process": (transports.named("local")[0], "xsp"),
         "in its own process": (transports.named("process")[0], "xsp"),
@@ -110,7 +110,7 @@ def ways() -> Iterator[dict[str, tuple[Agent, str]]]:
 
 
 def by_ways(report: turns.Report, options: argparse.Namespace, store: Path) -> None:
-    """Add how latencies and outputs of each way compare with those in this process."""
+    """Add rows that compare latencies and outputs of each way with those in this process."""
     draw = random.Random(options.seed)
     with ways() as found:
         for source in MODELS[:1] if options.quick else MODELS:
@@ -176,11 +176,11 @@ CHANGES: Mapping[str, Callable[[Plain], None]] = {
 }  # fmt: skip
 UNCHANGED = "unchanged"
 VERSION = "version of PyTorch"
-"""Another one is not installed: the stored result is made to name another one."""
+"""A change without another installed version: the stored result is edited to name another one."""
 
 
 def reproducing(report: turns.Report, options: argparse.Namespace, store: Path) -> None:
-    """Add how often `reproduce` tells unchanged from changed."""
+    """Add rows on how often `reproduce` gives the right verdict for unchanged and changed manifests."""
     said: dict[str, list[Judgement]] = {}
     for source in MODELS[:1] if options.quick else MODELS:
         content = plain(source, 10 if options.quick else 40)
@@ -197,7 +197,7 @@ def reproducing(report: turns.Report, options: argparse.Namespace, store: Path) 
 
 
 def _made(content: Plain, store: Path) -> Callable[[], results.Result]:
-    """Return what makes a result, in a process of its own."""
+    """Return a function that runs a manifest in a separate process and returns the result."""
     own, asked = transports.named("process")[0], manifest(content)
     return lambda: carried_out(own, asked, store)
 

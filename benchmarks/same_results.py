@@ -1,8 +1,8 @@
-"""Does a program compute to the last bit what it computes without xsp, with every collector on?
+"""Does a program compute the same results with every collector on as without xsp, to the last bit?
 
-For each model, inference and training with dropout: digests of outputs, gradients, parameters, buffers and the
-states of the random generators (torch, NumPy, Python) after each step, after an exception in the middle of a step,
-and after the block, against those of a bare run. A model whose bare runs differ from each other is said to.
+For each model, inference and training with dropout: digests of outputs, gradients, parameters, buffers and the states
+of the random generators (torch, NumPy, Python) after each step, after an exception in the middle of a step, and after
+the block are compared with those of a bare run. A model whose bare runs differ from each other is an error.
 
     python benchmarks/same_results.py                all models, inference and training
     python benchmarks/same_results.py --models torchvision:resnet18
@@ -40,7 +40,7 @@ MODELS = (
 
 
 def digest(value: Any) -> str:
-    """Return a digest of tensors, and of what holds them, that tells any two bits apart."""
+    """Return a digest of tensors and of their containers, which changes with any bit."""
     found = hashlib.blake2b(digest_size=12)
     _feed(found, value)
     return found.hexdigest()
@@ -67,7 +67,7 @@ def _feed(found: Any, value: Any) -> None:
 
 
 def random_states() -> str:
-    """Return a digest of the states of the generators."""
+    """Return a digest of the states of the random generators."""
     import numpy
     import torch
 
@@ -75,7 +75,7 @@ def random_states() -> str:
 
 
 def run(name: str, train: bool, step_of: Callable[[], Any]) -> dict[str, str]:
-    """Run a model's steps, one of them broken off by an exception, and return digests of all that it computes."""
+    """Run a model's steps, one of which an exception aborts, and return digests of everything that it computes."""
     import numpy
     import torch
 
@@ -103,7 +103,7 @@ def run(name: str, train: bool, step_of: Callable[[], Any]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _caught(built: list[Any]) -> Iterator[None]:
-    """Take hold of the module that `xsp.models` builds."""
+    """Append the module that `xsp.models` builds in the block to `built`."""
     from xsp import models
 
     whole = models.step_of
@@ -120,12 +120,12 @@ def _caught(built: list[Any]) -> Iterator[None]:
 
 
 def different(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
-    """Return the names of what differs."""
+    """Return the names of the digests that differ."""
     return [key for key in {**left, **right} if left.get(key) != right.get(key)]
 
 
 def differences(name: str, train: bool, out: Path) -> list[str]:
-    """Return the names of what differs with every collector on; a bare run comes before and after.
+    """Return the names of the digests that differ with every collector on, and in the bare run after that.
 
     Raises:
         RuntimeError: two bare runs differ, or nothing was recorded.
@@ -152,7 +152,7 @@ print(json.dumps(same_results.run({name!r}, True, contextlib.nullcontext)))
 
 
 def script_output(name: str, folder: Path, how: str) -> str:
-    """Return what a training script prints, `bare` or under `xsp run`: the digests of all that it computes."""
+    """Return the output of a training script, `bare` or under `xsp run`: the digests of everything that it computes."""
     script = folder / "script.py"
     script.write_text(SCRIPT.format(here=str(Path(__file__).parent), name=name))
     under = ["-m", "xsp.cli", "run", "-q", "--overwrite", "--out", str(folder / "under")] if how == "run" else []

@@ -1,9 +1,9 @@
-"""What sampling of power, clocks, memory and use adds to a program: with it and without it, in turns.
+"""What does sampling of power, clocks, memory and utilisation add to a program, with it and without it in turns?
 
-Conditions: `without`, the process that stores spans is there and waits; `with`, it reads its sources every 50 ms too. A
-measured stretch repeats the bare step until it is ten readings long, so that each stretch holds what readings cost;
-no collector is on. What is read is written every 5 s, in some milliseconds, which few stretches have in them.
-`storing process` is the processor time that it took meanwhile, as a share of one core.
+Conditions: `without`, the storing process runs and waits; `with`, it also reads its sources every 50 ms. A measured
+stretch repeats the bare step until it is ten readings long, so that each stretch contains the cost of readings; no
+collector is on. Readings are written every 5 s, in a few milliseconds, which only few stretches contain. `storing
+process` is the CPU time of this process meanwhile, as a share of one core.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from xsp.samples.host import Host
 
 GOAL = 1.01
 READINGS = 10
-"""In a measured stretch, at least."""
+"""Minimum number of readings in a measured stretch."""
 
 OPENING_S = 0.5
-"""Until the sources are open; a program that starts meanwhile pays for that once."""
+"""Seconds to wait until the sources are open, a cost that a program pays only once, at its start."""
 
 QUICK = ("torchvision:squeezenet1_1",)
 COLUMNS = (
@@ -43,7 +43,7 @@ COLUMNS = (
 
 @contextlib.contextmanager
 def storing(folder: Path, sampling: bool, said: list[dict[str, Any]]) -> Iterator[None]:
-    """Have a storing process for a while; keep what it says of its samples."""
+    """Run a storing process in the block; append its report on its samples to `said`."""
     run = rundir.create(folder / "run", overwrite=True)
     writer = Writer(run)
     rundir.write_run(run, {})
@@ -79,7 +79,7 @@ def on_device(workload: models.Workload, name: str) -> models.Workload:
 def rounds_of(
     workload: models.Workload, taker: turns.Turns, rounds: int
 ) -> tuple[list[turns.Round], int, list[dict[str, Any]]]:
-    """Return the measured rounds, the steps in a stretch, and what the storing processes said of their samples."""
+    """Return the measured rounds, the steps in a stretch, and the storing processes' reports on their samples."""
     steps = max(1, math.ceil(READINGS * Host.interval_ns / 1e9 / turns.time_of(workload.step)))
     said: list[dict[str, Any]] = []
 

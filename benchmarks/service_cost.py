@@ -1,8 +1,8 @@
-"""What requests of an instrumented service pay: those that are sampled, those beside them, and all others.
+"""What does instrumenting a service cost: for sampled requests, for requests beside these, and for all others?
 
-A FastAPI service with OpenTelemetry runs in a process of its own on loopback and exports its spans to another
-one. It is instrumented and not instrumented in turns, some requests at a time. Whether a request is chosen is
-decided by the trace id that the client sends along.
+A FastAPI service with OpenTelemetry runs in its own process on loopback and exports its spans to another process. It
+is instrumented and not instrumented in turns, for a number of requests each. The trace id that the client sends
+determines whether a request is sampled.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from xsp import summary
 
 SAMPLE = 0.01
 CHOSEN, OTHERS = 0, (1 << 64) - 1
-"""Lower halves of trace ids: one that is chosen at any share, one at none."""
+"""Lower halves of trace ids: one that is sampled at any sampling share, and one that is sampled at none."""
 
 EVERY = 100
-"""Among the requests beside sampled ones, every so many-th is sampled."""
+"""In cases with requests beside sampled ones, one in this many requests is sampled."""
 
 GOAL, TAIL_GOAL = 1.01, 1.2
-"""For the median and the 99th percentile of requests that are not sampled, to those of the bare service."""
+"""Goals for requests that are not sampled: ratio of their median and 99th percentile to those of the bare service."""
 
 SETTLE_S = 0.2
 
 
 class Case(NamedTuple):
-    """Requests that are compared with those of the service as it is."""
+    """A kind of requests that is compared with those of the bare service."""
 
     name: str
     way: str
-    """How the service is set: `bare`, `processors`, `otlp`."""
+    """Setting of the service: `bare`, `processors`, `otlp`."""
 
     chosen_every: int
-    """Every how many-th request is chosen; 0 for none."""
+    """One in this many requests is sampled; 0 for none."""
 
     measures_chosen: bool
 
@@ -63,14 +63,14 @@ CASES = (
     Case("request sampled, spans sent by xsp", "otlp", 1, True),
 )
 MODELS = {"MLP, 4 layers": ("mlp", 300), "resnet18": ("resnet18", 60)}
-"""Names in the table, names for the service, requests of a case in a round."""
+"""Name in the table → name for the service, and number of requests of a case in a round."""
 
 
-# --- the service, in a process of its own -----------------------------------------------------------------
+# --- the service, in a separate process -------------------------------------------------------------------
 
 
 def serve(port: int, sink: int, name: str, threads: int) -> None:
-    """Run the service until it is ended."""
+    """Run the service until its process is killed."""
     import torch
     import uvicorn
     from fastapi import FastAPI
@@ -135,7 +135,7 @@ def _model(name: str) -> tuple[Any, tuple[int, ...]]:
 
 
 def receive(port: int) -> None:
-    """Take all that is sent, and forget it."""
+    """Accept all requests, and discard their content."""
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Sink(BaseHTTPRequestHandler):
@@ -158,7 +158,7 @@ def receive(port: int) -> None:
 
 
 class Client:
-    """A connection to the service that stays open."""
+    """A persistent connection to the service."""
 
     def __init__(self, port: int, seed: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -180,7 +180,7 @@ class Client:
     def set(self, case: Case) -> None:
         """Set the service for a case, and warm it up."""
         self.ask("POST", f"/be/{case.way}")
-        if case.chosen_every:  # the first one starts threads and a process
+        if case.chosen_every:  # the first sampled request starts threads and a process
             self.ask("GET", "/predict", CHOSEN)
             self.ask("GET", "/flush")
         time.sleep(SETTLE_S)
@@ -188,7 +188,7 @@ class Client:
             self.ask("GET", "/predict")
 
     def take(self, case: Case, requests: int) -> list[int]:
-        """Return the nanoseconds of those requests of a case that it is about."""
+        """Send the requests of a case; return the nanoseconds of the sampled ones, or else of the others."""
         self.set(case)
         if case.measures_chosen:
             return [self._take_chosen() for _ in range(max(requests // 10, 5))]
@@ -201,19 +201,19 @@ class Client:
         return taken
 
     def _take_chosen(self) -> int:
-        """Wait until nothing is under way, then ask."""
+        """Wait until all spans are delivered, then send a sampled request; return its nanoseconds."""
         self.ask("GET", "/flush")
         return self.ask("GET", "/predict", CHOSEN)[0]
 
     def call(self, case: Case, times: int) -> int:
-        """Return the nanoseconds of the model's call alone, in a request that is not chosen."""
+        """Return the nanoseconds of the model's call alone, in a request that is not sampled."""
         self.set(case)
         return int(self.ask("GET", f"/call/{times}")[1])
 
 
 @contextlib.contextmanager
 def running(model: str, options: argparse.Namespace) -> Iterator[Client]:
-    """Start the service and what receives its spans."""
+    """Start the service and the receiver of its spans, and yield a client."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         port, sink = (each.getsockname()[1] for each in sockets)
@@ -249,7 +249,7 @@ ALONE = "the model's call alone"
 def measured(name: str, options: argparse.Namespace, rounds: int) -> Iterator[Round]:
     """Yield the nanoseconds of each case's requests, round by round, after one round that does not count.
 
-    Under `ALONE` stand those of the model's call in the service as it is and in a request that is not chosen.
+    The key `ALONE` has those of the model's call in the bare service, and in a request that is not sampled.
     """
     model, requests = MODELS[name]
     requests = min(requests, 12) if options.quick else requests
@@ -267,12 +267,12 @@ def measured(name: str, options: argparse.Namespace, rounds: int) -> Iterator[Ro
 
 
 def at(share: float, rounds: Sequence[Round], name: str) -> float:
-    """Return the percentile of a case's requests, of all rounds together."""
+    """Return a percentile of a case's requests, over all rounds together."""
     return summary.percentile([taken for each in rounds for taken in each[name]], share)
 
 
 def against_bare(share: float, rounds: Sequence[Round], name: str) -> turns.Figure:
-    """Return the ratio of the percentiles of a case and of the service as it is."""
+    """Return the ratio of a percentile of a case to that of the bare service."""
     return turns.bootstrap(rounds, lambda some: at(share, some, name) / at(share, some, BARE.name))
 
 

@@ -1,9 +1,9 @@
-"""A workload that asks for some models often and for most seldom: is a store that holds half of them faster than none?
+"""If some models are requested often and most rarely, is a store that holds half of them faster than no store?
 
-Requests are drawn from a Pareto distribution (scale 1, shape 1) over the models, in an order that is drawn; the store
-holds half of the bytes of all that are active. Clients, 1 to 10 at a time, take the same requests by `load_file` of
-safetensors and by `attach`, in turns: an answer is the weights and one call, each in a module without values. What is
-compared are 99th percentiles (nearest rank) model by model. Several clients share the cores: that is part of both.
+Requests are drawn from a Pareto distribution (scale 1, shape 1) over the models, in random order; the store holds half
+of the bytes of all active models. Clients, 1 to 10 at a time, answer the same requests by `load_file` of safetensors
+and by `attach`, in turns: an answer consists of loading the weights into a module without values and one call. The 99th
+percentiles (nearest rank) are compared model by model. Several clients share the cores, which affects both ways.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from xsp.share import client, measuring
 from xsp.share.measured import ATTACH, MMAP
 
 CLIENTS, ACTIVE = (1, 2, 4, 6, 8, 10), (0.2, 0.4, 0.6, 0.8, 1.0)
-"""Clients at a time, and the shares of the models that requests are for."""
+"""Numbers of concurrent clients, and shares of the models that are active."""
 
 QUICK_CLIENTS, QUICK_ACTIVE = (1, 2), (1.0,)
 REQUESTS, QUICK_REQUESTS = 20, 6
-"""Of each client and round, by each way."""
+"""Number of requests of each client in a round, by each way."""
 
 PART_OF_BYTES, LARGEST = 0.5, 1.05
-"""Of the bytes that are active; and of the largest model, which is to fit."""
+"""Capacity of the store: a share of the active bytes, but at least a multiple of the largest model, so that it fits."""
 
 PERCENTILE = 99
 
@@ -87,7 +87,7 @@ def _prepared(wanted: Sequence[str], place: Path, seed: int) -> list[int]:
 
 
 def drawn(models: Sequence[int], count: int, draw: random.Random) -> list[int]:
-    """Return so many requests for models, in falling order of how often: a Pareto variate of scale 1 and shape 1."""
+    """Return `count` requests for models, the first one most often: a Pareto variate of scale 1 and shape 1."""
     found: list[int] = []
     while len(found) < count:
         place = int(draw.paretovariate(1.0)) - 1
@@ -104,7 +104,7 @@ def _measured(
     place: Path,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Return the nanoseconds of requests by way and model, and what the store had to do."""
+    """Return the nanoseconds of requests by way and model, and the hits, misses and evictions of the store."""
     share, count = cell
     order = random.Random(options.seed).sample(range(len(wanted)), len(wanted))
     active = order[: max(1, round(share * len(wanted)))]
@@ -143,7 +143,7 @@ def _measured(
 def _round(
     workers: Sequence[processes.Asked], asked: Sequence[Sequence[int]], way: str, place: Path
 ) -> list[tuple[dict[str, Any], int]]:
-    """Have each client take its requests, one after the other, all clients at a time; return answers and models."""
+    """Have all clients concurrently answer their requests, one after the other; return answers with their models."""
     for worker, numbers in zip(workers, asked, strict=True):
         for number in numbers:
             worker.ask({"do": "request", "number": number, "folder": str(place), "way": way})
@@ -159,7 +159,7 @@ def _rank(values: Sequence[float], percent: float) -> float:
 
 
 def _gain(row: dict[str, Any], percent: float) -> float | None:
-    """Return the geometric mean over models of how many times as long `load_file` takes at a percentile."""
+    """Return the geometric mean over models of the time of `load_file` over that of `attach`, at a percentile."""
     ways = row["models"]
     gains = [
         _rank(ways[MMAP][text], percent) / _rank(ways[ATTACH][text], percent)
@@ -183,7 +183,7 @@ def _add(report: turns.Report, cell: tuple[float, int], models: int, row: dict[s
 
 
 def _conclude(report: turns.Report) -> None:
-    """Say where the store gains most, and that models asked for seldom have few requests."""
+    """Add notes on where the store gains most and least, and on models with few requests."""
     rows = [row for row in report.data.values() if row["gain"] is not None]
     if not rows:
         return
@@ -201,11 +201,11 @@ def _conclude(report: turns.Report) -> None:
 
 
 def _kept(out: Path | None) -> dict[str, Any]:
-    """Return what earlier calls measured, by cell."""
+    """Return the results of earlier calls, by cell."""
     kept: dict[str, Any] = {}
     if out is not None and out.is_file():
         for line in out.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, TypeError):  # cut off when it was written
+            with contextlib.suppress(ValueError, TypeError):  # a line was cut off when a run was interrupted
                 kept.update(json.loads(line))
     return kept
 

@@ -1,10 +1,10 @@
-"""Weights from the store of the machine: are they there sooner than by other ways, and what memory do they take?
+"""Do weights load faster from the machine's store than in other ways, and how much memory do they take?
 
-For each model processes take turns, as in `xsp share measure`: `load_file` of safetensors, which maps the file,
-`torch.load`, and `attach`, with the file in the page cache and the weights in the store. Beside them stands a
-pre-forked server, which has the weights already and answers each request in a child: it takes turns with children that
-attach. The memory of processes is measured for each seventh model. A second table is of files of zeros: how long
-attaching takes by bytes and by tensors, when no page is touched yet.
+For each model, processes take turns as in `xsp share measure`: `load_file` of safetensors, which maps the file,
+`torch.load`, and `attach`, with the file in the page cache and the weights in the store. A pre-forked server, which
+already has the weights and answers each request in a forked child, takes turns with children that attach. The memory of
+processes is measured for every seventh model. Notes report the time of attaching to files of zeros, by bytes and by
+tensors, without touching a page.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from xsp.share.measured import ATTACH, MMAP, PICKLE
 
 PROCESSES = 8
 EACH = 7
-"""Of so many models the first one's memory is measured, which takes a minute."""
+"""Memory is measured for one in this many models, since it takes a minute."""
 
 MIB = 1 << 20
 LEAST_BYTES = 20e6
-"""Below, the memory of a process differs by more than its weights from start to start."""
+"""Minimum bytes of weights for the memory goal: the memory of a process varies by as much from start to start."""
 
 FILES = ((500 * MIB, 1), (500 * MIB, 1_000), (8 * MIB, 1_000), (8 * MIB, 4_000))
 """Bytes and tensors of the files of zeros."""
 
 MOST_ATTACH_MS, MOST_TENSOR_US, MOST_MEMORY, LEAST_GAIN, LEAST_RIGHT = 10.0, 5.0, 1.15, 2.0, 0.9
-"""Goals: of 500 MB, a tensor more, one copy for all processes, the gain where loading is half of the time, and how
-often it is foretold rightly whether sharing pays."""
+"""Goals: maximum milliseconds to attach to 500 MB, microseconds for each further tensor, and shared memory as a
+multiple of the weights; minimum gain where loading is half of the time, and share of right predictions whether sharing
+pays."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _measured(text: str, options: argparse.Namespace, with_memory: bool) -> dict[str, Any]:
-    """Return milliseconds of each warm turn by way, and the bytes of memory."""
+    """Return the milliseconds of each turn by way, and the bytes of memory."""
     together = measuring.TOGETHER if options.quick else PROCESSES
     found = measuring.measure(
         steps.spec_of(text),
@@ -98,7 +99,7 @@ def _measured(text: str, options: argparse.Namespace, with_memory: bool) -> dict
 
 
 def _against_children(text: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Return milliseconds until the answer of children that attach, and of children that find the weights there."""
+    """Return the milliseconds to the answer of children that attach, and of children of a pre-forked server."""
     spec, draw = steps.spec_of(text), random.Random(options.seed)
     took: dict[str, list[float]] = {ATTACH: [], FORK: []}
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
@@ -129,7 +130,7 @@ def _worker() -> Iterator[processes.Asked]:
 
 
 def _of(found: measuring.Measured, state: str, what: str) -> dict[str, list[float]]:
-    """Return milliseconds of turns by way."""
+    """Return the milliseconds of the turns in a state, by way."""
     return {way: [ns / 1e6 for ns in getattr(each, what)] for (way, at), each in found.taken.items() if at == state}
 
 
@@ -138,14 +139,14 @@ def _has(row: dict[str, Any] | None, cold: bool) -> bool:
 
 
 def _kept(out: Path | None) -> dict[str, Any]:
-    """Return what earlier calls measured, by model."""
+    """Return the results of earlier calls, by model."""
     kept: dict[str, Any] = {}
     if out is not None and out.is_file():
         for line in out.read_text(encoding="utf-8").splitlines():
             try:
                 kept.update(json.loads(line))
             except (ValueError, TypeError):
-                continue  # cut off when it was written
+                continue  # the line was cut off when a run was interrupted
     return kept
 
 
@@ -156,19 +157,19 @@ def _keep(out: Path | None, text: str, row: dict[str, Any]) -> None:
 
 
 def _times(row: dict[str, Any], what: str, way: str) -> turns.Figure:
-    """Return how many times as long a way takes as `attach`, from the turns."""
+    """Return the ratio of a way's time to that of `attach`, from the pairs of turns."""
     pairs = list(zip(row[what][way], row[what][ATTACH], strict=True))
     return turns.bootstrap(pairs, lambda rows: statistics.median(a / b for a, b in rows))
 
 
 def _loading(row: dict[str, Any]) -> float:
-    """Return which share of the faster unshared way is loading."""
+    """Return the share of loading in the time of the faster unshared way."""
     way = min((MMAP, PICKLE), key=lambda each: statistics.median(row["total_ms"][each]))
     return statistics.median(row["load_ms"][way]) / statistics.median(row["total_ms"][way])
 
 
 def _copy(row: dict[str, Any]) -> float | None:
-    """Return the bytes that processes on `attach` have in common, store included, as a multiple of the weights."""
+    """Return the bytes that processes with `attach` share, store included, as a multiple of the weights."""
     if ATTACH not in row["memory"]:
         return None
     memory = measuring.Memory(*row["memory"][ATTACH])
@@ -193,7 +194,7 @@ def _add(report: turns.Report, text: str, row: dict[str, Any]) -> None:
 
 
 def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int) -> None:
-    """Add what all models say together."""
+    """Add notes on all models together."""
     gains = {
         way: [(row, _times(row, "total_ms", way).value) for row in rows] for way in (MMAP, PICKLE)
     }  # fmt: skip
@@ -226,10 +227,10 @@ def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int)
 
 
 def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return how often `xsp share estimate` says rightly whether sharing pays, over ways and states that differ.
+    """Return a note on how often `xsp share estimate` predicts rightly whether sharing pays, over ways and states.
 
-    Right is what the turns say, where the interval of their ratio is above a gain of `paying.MATTERS` or below it. As
-    no call is foretold, the gain in loading is to be that share of the measured time of loading and the first call.
+    The turns decide what is right, if the interval of their ratio is above or below a gain of `paying.MATTERS`. Since
+    calls are not predicted, the predicted gain in loading has to be that share of the measured loading and first call.
     """
     try:
         shapes = estimate.curves(Timings.open(None))
@@ -267,7 +268,7 @@ def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _attaching(folder: Path, options: argparse.Namespace) -> list[str]:
-    """Return what attaching to files of zeros takes: no page is touched, and a fresh mapping is made each time."""
+    """Return notes on the time to attach to files of zeros: no page is touched, and each time the mapping is new."""
     import numpy as np
     from safetensors.numpy import save_file
 

@@ -1,6 +1,6 @@
-"""How many layers of many models are different, and how many timings do further models of a family need?
+"""How many layers of many models are distinct, and how many timings do further models of a family need?
 
-Nothing is timed. Models that are in the folder already are not captured again: `graph_corpus.py --all --out DIR` and
+Nothing is timed. Models that are already in the folder are not captured again: `graph_corpus.py --all --out DIR` and
 this script with `--out DIR` share the graphs.
 """
 
@@ -31,7 +31,7 @@ SECOND = {
     "timm:convnextv2_tiny": ["torchvision:convnext_tiny"],
     "timm:beitv2_base_patch16_224": ["timm:beit_base_patch16_224"],
 }
-"""Second version of a family → the first one, whose layers are timed already."""
+"""Second version of a family → the first version, whose layers count as timed."""
 
 QUICK = (*RESNETS, "torchvision:resnet101", "timm:resnetv2_50")
 
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _growth(report: turns.Report, found: sharing.Corpus) -> None:
-    """Number 2: the share of different layers, over at least a thousand models."""
+    """Add goal number 2: the share of distinct layers, over at least a thousand models."""
     curve = sharing.growth(found.members)
     calls, keys = curve[-1]
     share = keys / max(calls, 1)
@@ -77,7 +77,7 @@ def _growth(report: turns.Report, found: sharing.Corpus) -> None:
 
 
 def _families(report: turns.Report, found: sharing.Corpus) -> None:
-    """Number 10: timings that a larger model and a second version need when the others are timed."""
+    """Add goal number 10: timings that larger models and second versions need if the others are timed."""
     members = {member.spec: member for member in found.members}
     asked = [(name, list(RESNETS), 0.0, "0 new") for name in LARGER]
     asked += [(name, first, 1 - FEWER, f"≥ {FEWER:.0%} fewer") for name, first in SECOND.items()]
@@ -112,7 +112,7 @@ def _families(report: turns.Report, found: sharing.Corpus) -> None:
 
 
 def _blocks(report: turns.Report, found: sharing.Corpus, sizes: Sequence[int], most: int) -> None:
-    """Number 9, as far as counts tell: blocks over different blocks, and work over different work."""
+    """Add goal number 9 by counts alone: blocks over distinct blocks, and FLOPs over distinct FLOPs."""
     chosen = found.members[:: max(1, len(found.members) // most)][:most]
     for size in sizes:
         count, work_all, seen = 0, 0, {}

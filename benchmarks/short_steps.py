@@ -1,17 +1,17 @@
-"""What xsp says that a step and an iteration take, against the same loop without xsp, from 0.03 to 300 ms.
+"""How close are the times that xsp reports for steps and iterations to the same loop without xsp, from 0.03 to 300 ms?
 
-For each size of step, bare stretches of the loop and whole `xsp.profile` blocks of it take turns. Held against each
-other are the step's latency (A1's `latency_ms`, `low_ms`, `high_ms`) and the bare step, and the loop's iteration
-(`loop_ms`) and the bare iteration. The bare loop reads the clock as seldom as xsp does: around each step from 1 ms on,
-around stretches of some milliseconds of shorter ones, so that what holds the machine up counts alike on both sides.
+For each size of step, bare stretches of the loop and whole `xsp.profile` blocks of it take turns. The step's latency
+(A1's `latency_ms`, `low_ms`, `high_ms`) is compared with the bare step, and the loop's iteration (`loop_ms`) with the
+bare iteration. The bare loop reads the clock as rarely as xsp does: around each step from 1 ms on, and around groups of
+shorter steps that take some milliseconds, so that interruptions by the machine count alike on both sides.
 
-The control is a bare stretch in the block's place: as many steps, of which those at the places of xsp's steady steps
-count, the same statistic, and an interval by the same code. It says how far bare stretches next to each other differ,
-and how often such an interval holds them: what the machine leaves possible.
+The control is a bare stretch in place of the block: the same number of steps, of which the ones at the places of xsp's
+steady steps count, the same statistic, and an interval by the same code. It shows how much neighbouring bare stretches
+differ, and how often such an interval covers them: the best that the machine allows.
 
-Page faults are counted, too: glibc gives memory at the end of its heap back to the system, and whether a step's memory
-lies there depends on what was allocated before. A training step of 40 ms has 0 or 2,000 faults, which take 5 ms.
-`--keep-heap` has it keep that memory, in bare stretches and blocks alike.
+Page faults are counted, too: glibc returns memory at the end of its heap to the system, and whether a step's memory is
+there depends on earlier allocations. A training step of 40 ms has 0 or 2,000 faults, which take 5 ms. With
+`--keep-heap` glibc keeps that memory, in bare stretches and blocks alike.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from xsp.store.iterations import steady_steps
 
 SHORT_MS = 1.0
 GOALS = (0.05, 0.02)
-"""Below and from `SHORT_MS` on."""
+"""Goals: maximum relative error for steps below `SHORT_MS`, and for longer ones."""
 
 LEAST_MS = 0.03
-"""The goal is for steps from there on; on a fast machine the smallest program's are shorter."""
+"""Minimum step for the goal to apply; on a fast machine the steps of the smallest program are shorter."""
 
 LEAST, LEAST_OF_LONG, LONG_S = 90, 60, 0.06
-"""Steps of a stretch and of a block; of steps of so many seconds and more."""
+"""Minimum number of steps in a stretch or a block; the same for long steps; minimum seconds of a long step."""
 
 ROUNDS, ROUNDS_OF_LONG = 6, 1
-"""That one call measures, unless told otherwise: in about ten minutes. `--out` adds them to those of calls before."""
+"""Default rounds of a call, which takes about ten minutes; fewer for long steps. `--out` adds them to earlier ones."""
 
 SPACE = 1.5
-"""Share by which a round may take longer than is expected, for `--seconds`."""
+"""Safety factor on the expected time of a round, for `--seconds`."""
 
 LONGEST_MS = 400
-"""Longer steps are left out: training takes three times as long as inference of the same size."""
+"""Maximum length of a step: training takes three times as long as inference of the same size."""
 
 COLUMNS = (
     "step", "rounds", "bare ms", "xsp's ms", "step: xsp / bare", "goal", "covers bare", "width %",
@@ -64,7 +64,7 @@ COLUMNS = (
 
 
 class Size(NamedTuple):
-    """A step of about so many milliseconds."""
+    """A program whose inference step takes about `ms` milliseconds."""
 
     ms: float
     width: int
@@ -79,62 +79,62 @@ SIZES = (
 
 
 Pair = tuple[float, float]
-"""Of the bare stretches before and after something, in nanoseconds."""
+"""Times of the bare stretches before and after a block or a control, in nanoseconds."""
 
 
 @dataclass
 class Held:
-    """Figures with their intervals, and the bare steps next to each: trimmed means over steps or stretches of them."""
+    """Figures with their intervals, and the neighbouring bare steps: trimmed means over single steps or groups."""
 
     figures: list[Figure] = field(default_factory=list)
     bare: list[Pair] = field(default_factory=list)
 
     def ratios(self) -> Figure:
-        """Return the figures over the bare steps next to them."""
+        """Return the ratio of the figures to the neighbouring bare steps."""
         pairs = zip(self.figures, self.bare, strict=True)
         return turns.middle([each.value / statistics.fmean(bare) for each, bare in pairs])
 
     def covered(self) -> int:
-        """Return how many intervals hold the bare step, as the stretches next to them saw it."""
+        """Return how many intervals overlap the range of the two neighbouring bare steps."""
         pairs = zip(self.figures, self.bare, strict=True)
         return sum(each.lo <= max(bare) and min(bare) <= each.hi for each, bare in pairs)
 
     def width(self) -> float:
-        """Return the width of the intervals, in percent of the step: their median."""
+        """Return the median width of the intervals, in percent of the step."""
         return 100 * turns.median([(each.hi - each.lo) / each.value for each in self.figures])
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Held:
-        """Return what a file kept."""
+        """Return the figures stored in a file."""
         return cls([Figure(*each) for each in kept["figures"]], [(before, after) for before, after in kept["bare"]])
 
 
 @dataclass
 class Found:
-    """What the rounds of one size came to, in nanoseconds."""
+    """The results of the rounds of one program, in nanoseconds."""
 
     xsp: Held = field(default_factory=Held)
     control: Held = field(default_factory=Held)
     loop: list[float] = field(default_factory=list)
     iteration: list[Pair] = field(default_factory=list)
     places: list[float] = field(default_factory=list)
-    """Where the steady steps of the last block were, as shares of it."""
+    """Places of the steady steps in the last block, as shares of its length."""
 
     faults: list[tuple[float, float, float]] = field(default_factory=list)
-    """Page faults a step of each bare stretch before, of the block, and of the one after."""
+    """Page faults per step in the bare stretch before each block, in the block, and in the stretch after it."""
 
     def iterations(self) -> Figure:
-        """Return xsp's iteration over the bare one."""
+        """Return the ratio of xsp's iteration to the bare one."""
         pairs = zip(self.loop, self.iteration, strict=True)
         return turns.middle([each / statistics.fmean(bare) for each, bare in pairs])
 
     def apart(self) -> list[float]:
-        """Return by how much the bare stretches before and after a control differ, in percent."""
+        """Return the differences between the bare stretches before and after each control, in percent."""
         return [100 * abs(after / before - 1) for before, after in self.control.bare]
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Found:
-        """Return what a file kept."""
+        """Return the results stored in a file."""
         iteration = [(before, after) for before, after in kept["iteration"]]
         return cls(
             Held.of(kept["xsp"]),
@@ -172,21 +172,21 @@ def workload(size: Size, train: bool) -> Callable[[], object]:
 
 
 class Stretch(NamedTuple):
-    """What a bare stretch of the loop took."""
+    """The times of a bare stretch of the loop."""
 
     times: list[float]
     iteration: float
     faults: float
-    """Page faults a step."""
+    """Page faults per step."""
 
     @property
     def mean(self) -> float:
-        """What a step took: the trimmed mean."""
+        """The trimmed mean of the step times."""
         return summary.trimmed_mean(self.times)
 
 
 def faults() -> int:
-    """Return the page faults of this process until now, without those that read a file."""
+    """Return the page faults of this process so far, except faults that read a file."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -207,13 +207,13 @@ def stretch(step: Callable[[], object], count: int) -> Stretch:
 
 
 def steps_at_once(step: Callable[[], object]) -> int:
-    """Return how many steps xsp times together."""
+    """Return the number of steps that xsp times as one group."""
     taken_ns = turns.time_of(step, 20) * 1e9
     return max(quiet.LEAST, round(quiet.STRETCH_NS / taken_ns)) if taken_ns < quiet.SHORT_NS else 1
 
 
 def block(step: Callable[[], object], count: int, found: Found) -> float:
-    """Run the loop under xsp, take in what xsp says of it, and return the page faults a step."""
+    """Run the loop under xsp, add xsp's figures to `found`, and return the page faults per step."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         with xsp.profile("loop", out=out, samples=False, budget="usual") as prof:
@@ -231,7 +231,7 @@ def block(step: Callable[[], object], count: int, found: Found) -> float:
 
 
 def control(times: Sequence[float], places: Sequence[float]) -> Figure:
-    """Return what the steps of a bare stretch tell, by those at the places of steady ones."""
+    """Return the figure of a bare stretch, from its steps at the places of steady ones."""
     there = sorted({int(share * len(times)) for share in places})
     chosen = [times[place] for place in there] if len(there) >= LEAST_OF_CONTROL else times
     ends, value = summary.drifting_interval(chosen), summary.trimmed_mean(chosen)
@@ -242,15 +242,15 @@ LEAST_OF_CONTROL = 5
 
 
 def measure(size: Size, train: bool, rounds: int, seconds: float, found: Found) -> None:
-    """Add rounds to what was found: a block and a control, in turns the first, with bare stretches before and after.
+    """Add rounds to `found`: a block and a control in alternating order, with bare stretches before and after each.
 
-    Each of them takes about so many seconds.
+    Each block, control and stretch takes about `seconds` seconds.
     """
     step = workload(size, train)
     count = _count(step, seconds)
     before = stretch(step, count)
     for _ in range(rounds):
-        begins_bare = len(found.loop) % 2 == 1  # the first one tells the control where steady steps are
+        begins_bare = len(found.loop) % 2 == 1  # the first round starts with a block, which has the steady steps
         for is_block in (not begins_bare, begins_bare):
             if is_block:
                 inside = block(step, count, found)
@@ -265,7 +265,7 @@ def measure(size: Size, train: bool, rounds: int, seconds: float, found: Found) 
 
 
 def _count(step: Callable[[], object], seconds: float) -> int:
-    """Return how many steps a stretch and a block have."""
+    """Return the number of steps of a stretch and of a block."""
     taken = turns.time_of(step, 20)
     return int(min(20_000, max(LEAST if taken < LONG_S else LEAST_OF_LONG, seconds / taken)))
 
@@ -286,14 +286,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class Program(NamedTuple):
-    """A size of step, trained or not."""
+    """A size of step, for training or inference."""
 
     size: Size
     train: bool
 
     @property
     def name(self) -> str:
-        """As it stands in tables and files."""
+        """Name in tables and files."""
         return f"{'training' if self.train else 'inference'} ~{self.size.ms:g} ms"
 
 
@@ -327,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _visits(
     programs: Sequence[Program], every: Mapping[str, Found], options: argparse.Namespace
 ) -> Iterator[tuple[Program, int]]:
-    """Yield which program is to be measured next, and for how many rounds."""
+    """Yield the program to measure next, and the number of rounds."""
     if options.seconds is None:
         for each in programs:
             usual = ROUNDS_OF_LONG if each.size.ms >= 1000 * LONG_S else ROUNDS
@@ -346,7 +346,7 @@ def _visits(
 
 
 def _expected_s(program: Program, seconds: float) -> float:
-    """Return about how long a round takes: five stretches or blocks."""
+    """Return the expected seconds of a round, which has five stretches or blocks, times `SPACE`."""
     step_s = program.size.ms * (3 if program.train else 1) / 1e3
     return SPACE * 5 * max(seconds, step_s * (LEAST if step_s < LONG_S else LEAST_OF_LONG))
 

@@ -1,8 +1,8 @@
-"""The same analyses of jobs of many ranks, by DuckDB in this process and by Spark with two executors.
+"""How do DuckDB in this process and Spark with two executors compare on the same analyses of jobs of many ranks?
 
-Both read the same Parquet files, on the same machine: what Spark costs where it is not needed, and how both grow with
-ranks. A turn opens the run and asks all of `ASKED`; the cluster has been started before, and each answer of Spark's is
-compared with DuckDB's.
+Both read the same Parquet files, on the same machine: this shows the cost of Spark where it is not needed, and how both
+scale with ranks. A turn opens the run and runs all analyses in `ASKED`; the cluster is started before, and each answer
+of Spark is compared with DuckDB's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace, ranks: Sequence[int], engine: str, place: Path) -> turns.Report:
-    """Ask each job as often as there are rounds, after a round that does not count."""
+    """Analyse each job `--rounds` times, after rounds that do not count."""
     columns = ("ranks", "spans", "DuckDB, s", "Spark, s", "Spark / DuckDB", "answers")
     report = turns.Report("spark_ranks", "Jobs of many ranks, on DuckDB and on Spark with two executors", columns)
     taken = {}
@@ -78,7 +78,7 @@ def _imported(place: Path, ranks: int, options: argparse.Namespace) -> Path:
 def _rounds(
     report: turns.Report, count: int, run: Path, engine: str, options: argparse.Namespace
 ) -> Sequence[turns.Round]:
-    """Take the turns of one job; the first one starts the cluster and compares the answers."""
+    """Start the cluster and compare the answers, then take the turns of one job."""
     import xsp
     from xsp import spark
 

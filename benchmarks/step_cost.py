@@ -1,10 +1,11 @@
-"""What a recorded step costs a program, beside torch.profiler's own cycle.
+"""What does a recorded step cost a program, compared with a cycle of torch.profiler?
 
 A loop runs bare, under `xsp.profile(every=N)`, and under `torch.profiler.profile` with `schedule(wait=N - 2, warmup=1,
-active=1)`, which records as often: once as it comes (`torch`), and once with the trace of each cycle written to disk
-by `export_chrome_trace`, as xsp writes its own (`torch + file`). The three take turns. What the loop takes longer than
-the bare ones around it, over the steps that were recorded, is the cost of one: switching collectors on and off,
-recording, handing over and storing, and the slower steps after it. Entering and leaving the block is not in it.
+active=1)`, which records equally often: once by default (`torch`), and once with the trace of each cycle written to
+disk by `export_chrome_trace`, as xsp writes its own (`torch + file`). The three take turns. The cost of a recorded step
+is the time by which the loop exceeds the bare loops around it, divided by the number of recorded steps: switching
+collectors on and off, recording, handing over and storing, and the slower steps after it. Entering and leaving the
+block is not included.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Loop(NamedTuple):
     recorded: int
 
     def cost_ns(self, bare_ns: float) -> float:
-        """Return what a recorded step cost, given what a bare one takes."""
+        """Return the cost of a recorded step, given the time of a bare one."""
         return (self.taken_ns - self.steps * bare_ns) / self.recorded
 
 
@@ -91,7 +92,7 @@ def under_torch(step: Callable[[], object], recorded: int, write: bool) -> Loop:
 
 
 def measure(size: Size, rounds: int, recorded: int) -> tuple[list[float], dict[str, list[float]]]:
-    """Return the bare step of each round and what a recorded one costs there, in nanoseconds."""
+    """Return the bare step of each round, and the cost of a recorded step in each round by way, in nanoseconds."""
     step = workload(size, train=True)
     ways: dict[str, Callable[[], Loop]] = {
         "xsp": lambda: under_xsp(step, recorded),

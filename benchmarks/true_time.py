@@ -1,11 +1,11 @@
-"""The step time that xsp reconstructs against the step time without xsp.
+"""How close is the step time that xsp reconstructs to the step time without xsp?
 
-One `xsp.profile(levels="M/L/G")` block runs its whole schedule. Before each round of its steps (which measures
-every level once; the schedule runs bare steps before each) a stretch of bare steps runs in the same process: the
-model is called outside `prof.step()`, where nothing records (`layer_overhead.py` shows, as `off`, that this is as
-fast as no block at all). The first steps of each stretch follow the storing of a step and the wait for a quiet
-machine, after which a core needs a quarter of a second to be as fast as before; they do not count. So both sides see
-the same drift, round by round.
+One `xsp.profile(levels="M/L/G")` block runs its whole schedule. Before each round of its steps (which measures every
+level once; the schedule runs bare steps before each) a stretch of bare steps runs in the same process: the model is
+called outside `prof.step()`, where nothing records (the condition `off` of `layer_overhead.py` shows that this is as
+fast as no block at all). The first steps of each stretch follow the storing of a step and the wait for a quiet machine,
+after which a core needs a quarter of a second to be as fast as before; they do not count. Thus both sides are subject
+to the same drift, round by round.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from xsp.models import Workload
 
 GOAL = 0.02
 BARE = 4
-"""Bare steps of a stretch that count."""
+"""Number of bare steps of a stretch that count."""
 
 WARM_S = 0.4
-"""Seconds of bare steps before them: after idling for 0.25 s, steps of 12 ms were 4 % longer at 0.1 s, 1 % at 0.3 s."""
+"""Seconds of warm-up in a stretch: after idling for 0.25 s, steps of 12 ms were 4 % longer at 0.1 s, 1 % at 0.3 s."""
 
 COLUMNS = (
     "model", "steps: xsp's / bare", "bare ms", "xsp's true ms", "true / bare", "error %", "≤ 2 %", "covers bare",
@@ -44,18 +44,18 @@ class Found:
     """Times of one model, in nanoseconds."""
 
     bare: list[int]
-    """`BARE` steps of each round."""
+    """Times of `BARE` bare steps of each round."""
 
     steps: int
-    """In the block, bare and recorded; xsp's true time is of these."""
+    """Number of steps in the block, bare and recorded, from which xsp's true time is computed."""
 
     true: Figure
     disturbed: float
-    """Share of the bare steps in which other processes took part of the machine."""
+    """Share of the bare steps that other processes disturbed."""
 
     @property
     def ratio(self) -> Figure:
-        """Return true over bare; the interval adds the uncertainties of both in quadrature."""
+        """Return the ratio of true to bare time; the interval adds the uncertainties of both in quadrature."""
         stretches = [self.bare[place : place + BARE] for place in range(0, len(self.bare), BARE)]
         bare = turns.bootstrap(stretches, lambda rows: turns.median([value for row in rows for value in row]))
         value = self.true.value / bare.value
@@ -70,23 +70,23 @@ class Found:
 
     @property
     def trimmed(self) -> float:
-        """Return the trimmed mean of the bare steps, the statistic that xsp's true time is."""
+        """Return the trimmed mean of the bare steps, the same statistic as xsp's true time."""
         return summary.trimmed_mean(self.bare)
 
     @property
     def drift(self) -> float:
-        """Return how far the medians of the first and the last third of the bare steps are apart, as a share."""
+        """Return the relative change of the median from the first to the last third of the bare steps."""
         third = max(1, len(self.bare) // 3)
         return turns.median(self.bare[-third:]) / turns.median(self.bare[:third]) - 1
 
     @property
     def covers(self) -> bool:
-        """Return whether xsp's interval holds the bare median."""
+        """Return whether xsp's interval contains the bare median."""
         return self.true.lo <= self.median <= self.true.hi
 
 
 def measure(workload: Workload, repeats: int, options: argparse.Namespace) -> Found:
-    """Run stretches of bare and of profiled steps in turns, and let xsp say what the true step is."""
+    """Run stretches of bare and of profiled steps in turns, and return both times."""
     bare: list[tuple[int, bool]] = []
     patience = Patience(options.patience)
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def measure(workload: Workload, repeats: int, options: argparse.Namespace) -> Fo
 
 
 def _profiled_round(prof: xsp.profile, workload: Workload, repeats: int) -> int:
-    """Run steps until every level was measured `repeats` times in all, and return how many it took."""
+    """Run steps until every level has been measured `repeats` times in total, and return the number of steps."""
     steps = 0
     while min(prof.schedule.repeats.values()) < repeats:
         with prof.step():
@@ -111,7 +111,7 @@ def _profiled_round(prof: xsp.profile, workload: Workload, repeats: int) -> int:
 
 
 def _bare_stretch(workload: Workload) -> list[tuple[int, bool]]:
-    """Run steps until they are steady, then those that count."""
+    """Run warm-up steps for `WARM_S` seconds, then measure the steps that count."""
     until = perf_counter() + WARM_S
     while perf_counter() < until:
         workload.step()

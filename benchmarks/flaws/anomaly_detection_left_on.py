@@ -1,4 +1,4 @@
-"""Autograd's anomaly detection, which somebody forgot to switch off."""
+"""Autograd's anomaly detection, left on after debugging."""
 
 import torch
 from running import FLAWED, train

@@ -1,4 +1,4 @@
-"""Attention as a product, a softmax and a product, with the whole matrix of weights in memory."""
+"""Attention as a product, a softmax and a product, with the whole matrix of attention weights in memory."""
 
 import torch
 from running import FLAWED, predict

@@ -1,4 +1,4 @@
-"""A backbone that is not trained, and whose gradients are computed all the same."""
+"""A backbone that is not trained, but whose gradients are computed."""
 
 import torch
 import torchvision

@@ -1,4 +1,4 @@
-"""Four independent branches of calls that do not gain by threads, one after the other."""
+"""Four independent branches, run one after the other, whose operators are too small to gain from threads."""
 
 import torch
 from running import FLAWED, predict

@@ -1,4 +1,4 @@
-"""An activation that is computed in float64 and cast back, for accuracy that nobody asked for."""
+"""An activation function that is computed in float64 and cast back, for accuracy that is not needed."""
 
 import torch
 from running import FLAWED, predict

@@ -1,4 +1,4 @@
-"""A copy of the whole activation in every block, which nobody writes to."""
+"""A copy of the whole activation in every block, although nothing writes to it."""
 
 import torch
 from running import FLAWED, predict

@@ -1,4 +1,4 @@
-"""A collection of garbage after each step, which looks at every object of the process."""
+"""A garbage collection after each step, which visits every object of the process."""
 
 import gc
 

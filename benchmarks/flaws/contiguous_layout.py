@@ -1,4 +1,4 @@
-"""Depthwise and pointwise convolutions with the channels first, where the other layout is faster."""
+"""Depthwise and pointwise convolutions in the channels-first layout, where channels last is faster."""
 
 import torch
 from running import FLAWED, STEPS, images

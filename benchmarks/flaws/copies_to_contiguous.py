@@ -1,4 +1,4 @@
-"""A transposed copy and back between layers, where a view would do."""
+"""A transposed copy and a copy back between layers, neither of which is needed."""
 
 import torch
 from running import FLAWED, predict

@@ -1,4 +1,4 @@
-"""An embedding of many rows, of which a step looks up a few, with a gradient for all of them."""
+"""An embedding of many rows, of which a step looks up a few, with a dense gradient for all rows."""
 
 import torch
 from running import FLAWED, train

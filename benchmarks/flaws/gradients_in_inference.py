@@ -1,4 +1,4 @@
-"""Predictions that record what a backward pass would need."""
+"""Inference that records the graph for a backward pass that never runs."""
 
 import torch
 from running import FLAWED, STEPS

@@ -1,4 +1,4 @@
-"""A model in float16 on a processor, which computes in float32 and converts each tensor there and back."""
+"""A model in float16 on a CPU, which computes in float32 and converts each tensor there and back."""
 
 import torch
 from running import FLAWED, images, predict

@@ -1,4 +1,4 @@
-"""Attention whose heads have a layer each, where one layer could make them all."""
+"""Attention with separate linear layers for each head, where one layer could compute all heads."""
 
 import torch
 from running import FLAWED, predict

@@ -1,4 +1,4 @@
-"""Matrices that are inverted to multiply with their inverse, where solving is asked for."""
+"""Matrices that are inverted to multiply by the inverse, where solving a linear system is enough."""
 
 import torch
 from running import FLAWED, predict

@@ -1,4 +1,4 @@
-"""The value of each element is fetched to Python, one at a time."""
+"""A loop that reads single values of a tensor into Python, one at a time."""
 
 import torch
 from running import FLAWED, predict

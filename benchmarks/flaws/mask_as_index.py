@@ -1,4 +1,4 @@
-"""A loss over the values that a mask chooses, which are copied out one by one to add them up."""
+"""A loss over the values that a mask selects, which are copied into a new tensor to sum them."""
 
 import torch
 from running import FLAWED, predict

@@ -1,4 +1,4 @@
-"""A causal mask of attention that each layer makes anew."""
+"""A causal attention mask that each layer computes again."""
 
 import torch
 from running import FLAWED, predict

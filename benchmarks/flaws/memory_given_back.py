@@ -1,7 +1,7 @@
-"""Large tensors whose memory the C library's allocator gives back to the system, and gets again page by page.
+"""Large tensors whose memory the C library's allocator returns to the system, and gets again page by page.
 
-Without its flaw it tells the allocator so from within; others set MALLOC_TOP_PAD_ and MALLOC_MMAP_MAX_ before Python
-starts.
+Without the flaw, the program configures the allocator itself with `mallopt`; the usual way is to set MALLOC_TOP_PAD_
+and MALLOC_MMAP_MAX_ before Python starts.
 """
 
 import ctypes

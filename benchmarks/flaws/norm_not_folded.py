@@ -1,4 +1,4 @@
-"""Convolution, batch norm and activation one after the other in evaluation, where one call would do."""
+"""Batch norm after convolution in evaluation mode, where it could be folded into the convolution."""
 
 import torch
 from running import FLAWED, images, predict

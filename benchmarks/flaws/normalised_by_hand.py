@@ -1,4 +1,4 @@
-"""Layer normalisation written out with mean, variance and root."""
+"""Layer normalisation written out with mean, variance and square root."""
 
 import torch
 from running import FLAWED, predict

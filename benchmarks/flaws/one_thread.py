@@ -1,4 +1,4 @@
-"""One thread for large products, where each core would take its part."""
+"""One thread for large matrix products that all cores could share."""
 
 import os
 

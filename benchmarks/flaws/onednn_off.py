@@ -1,4 +1,4 @@
-"""Convolutions without oneDNN, which somebody switched off while looking for a bug."""
+"""Convolutions without oneDNN, which was switched off while debugging."""
 
 import torch
 from running import FLAWED, images, predict

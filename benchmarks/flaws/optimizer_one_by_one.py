@@ -1,4 +1,4 @@
-"""Adam of torch's, told to take the parameters one by one."""
+"""`torch.optim.Adam`, configured to update the parameters one by one."""
 
 import torch
 from running import FLAWED, train

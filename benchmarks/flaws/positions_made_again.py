@@ -1,4 +1,4 @@
-"""Sines and cosines of all positions, which each layer makes anew in each call."""
+"""Sines and cosines of all positions, which each layer computes again in each call."""
 
 import math
 

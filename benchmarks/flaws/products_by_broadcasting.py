@@ -1,4 +1,4 @@
-"""Products of matrices by broadcasting and a sum: all products of numbers are written, and read again."""
+"""Matrix products by broadcasting and a sum: all elementwise products are written to memory and read again."""
 
 import torch
 from running import FLAWED, predict

@@ -1,4 +1,4 @@
-"""Two matrices are multiplied before the product is applied to a few columns."""
+"""Two matrices that are multiplied before their product is applied to a few columns."""
 
 import torch
 from running import FLAWED, predict

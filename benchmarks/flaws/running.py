@@ -1,6 +1,7 @@
-"""What the programs of this folder share: how often they step, and whether their flaw is there.
+"""Shared code of the programs in this folder: the number of steps, and the switch for the flaw.
 
-Each is a program as people write them, with one flaw; `--mended` leaves the flaw out. STEPS says how often it steps.
+Each program is typical user code with one flaw; `--mended` leaves the flaw out. The environment variable STEPS sets the
+number of steps.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ torch.manual_seed(0)
 
 
 def images(batch: int = 8, channels: int = 3, side: int = 64) -> torch.Tensor:
-    """Return a batch with the channels last, which convolutions here are fastest on."""
+    """Return a batch in channels-last layout, in which the convolutions here are fastest."""
     return torch.rand(batch, channels, side, side).contiguous(memory_format=torch.channels_last)
 
 
 def predict(model: Any, *inputs: Any) -> None:
-    """Call a model again and again, as it should be called for predictions."""
+    """Call a model `STEPS` times, in the way that is right for inference."""
     model = model.eval().to(memory_format=torch.channels_last)
     with torch.inference_mode():
         for _ in range(STEPS):
@@ -32,7 +33,7 @@ def predict(model: Any, *inputs: Any) -> None:
 
 
 def train(model: Any, inputs: torch.Tensor, step: Callable[[], None], clear: Callable[[], None]) -> None:
-    """Train a model on a stand-in loss."""
+    """Train a model for `STEPS` steps on a placeholder loss."""
     for _ in range(STEPS):
         clear()
         model(inputs).square().mean().backward()

@@ -1,4 +1,4 @@
-"""A module that waits, for a device that is never there."""
+"""A module that sleeps, as if it waited for a device."""
 
 import time
 

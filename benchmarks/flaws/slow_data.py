@@ -1,4 +1,4 @@
-"""A training loop that waits for each batch, which is made in its own thread."""
+"""A training loop that waits for each batch, which is loaded in the same thread."""
 
 import time
 

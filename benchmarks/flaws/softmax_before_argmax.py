@@ -1,4 +1,4 @@
-"""Probabilities of a vocabulary of which the most likely one alone is taken."""
+"""Probabilities over a vocabulary of which only the most likely word is used."""
 
 import torch
 from running import FLAWED, predict

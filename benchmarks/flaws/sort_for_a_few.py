@@ -1,4 +1,4 @@
-"""Scores of a vocabulary that are sorted for the five best."""
+"""Scores over a vocabulary that are fully sorted to get the five best."""
 
 import torch
 from running import FLAWED, predict

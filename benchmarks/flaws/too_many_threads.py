@@ -1,4 +1,4 @@
-"""Eight threads on fewer cores, which wait for each other."""
+"""Four times as many threads as cores, which wait for each other."""
 
 import os
 

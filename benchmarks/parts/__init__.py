@@ -1,1 +1,1 @@
-"""What the benchmarks are made of: the method, the models, fabricated input, and the page of figures."""
+"""Shared parts of the benchmarks: the method, the models, fabricated input, and the page of figures."""

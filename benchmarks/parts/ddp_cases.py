@@ -1,4 +1,4 @@
-"""A case of DistributedDataParallel on this machine: a run of one process, and ranks that are timed in turns."""
+"""A case of DistributedDataParallel on this machine: a recorded run of one process, and ranks timed in turns."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from typing import Any
 WORKER = Path(__file__).with_name("ddp_worker.py")
 FAMILIES = "all_reduce,together-product,together-copy,beside"
 LIMIT_S = 240.0
-"""For one worker."""
+"""Timeout for one worker process."""
 
 
 def one(
     name: str, batch: int, steps: int, rounds: int, run: Path, ranks: int = 2, limits: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """Record one process, unless that was done before, and time ranks, in turns.
+    """Record one process, unless its run exists, and time ranks in rounds.
 
     Args:
-        name: of `ddp_worker.MODELS`.
-        batch: of each rank.
-        steps: of each kind in a round.
-        rounds: of new processes.
-        run: where the recorded process is kept.
-        ranks: processes that train together.
-        limits: MiB of buckets, each timed by itself; DistributedDataParallel's own without any.
+        name: a key of `ddp_worker.MODELS`.
+        batch: batch size of each rank.
+        steps: number of steps of each kind in a round.
+        rounds: number of rounds, each with new processes.
+        run: directory of the recorded run.
+        ranks: number of processes that train together.
+        limits: bucket sizes in MiB, timed separately; if empty, DistributedDataParallel's default.
 
     Returns:
-        By kind of step (`ddp_worker`) medians in seconds, over rounds, with those of the rounds as `all`.
+        By kind of step (`ddp_worker`) the medians over rounds in seconds; the steps of each round as `all`; the median
+        share of communication that overlaps computation as `overlap`, None if unknown.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, str(WORKER), name, str(batch), str(steps)]
@@ -42,7 +43,7 @@ def one(
     found = []
     for turn in range(rounds):
         if turn == rounds // 2 and not run.exists():
-            part = run.with_suffix(".part")  # a run that was cut off is taken again
+            part = run.with_suffix(".part")  # an interrupted run is recorded again
             shutil.rmtree(part, ignore_errors=True)
             subprocess.run(
                 [*command, "one", str(part)], env=environment, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL

@@ -3,9 +3,9 @@
 python ddp_worker.py MODEL BATCH STEPS one RUN
 python ddp_worker.py MODEL BATCH STEPS RANK RANKS STORE [MIB,MIB]      prints, on rank 0, JSON
 
-In one process take turns: steps of rank 0 while the others wait (`alone`), steps of all ranks that exchange nothing
-(`beside`), and steps of DistributedDataParallel, for each size of buckets (`ddp`, `ddp 4`). What disturbs the machine
-disturbs all of them, and what the ranks lose to each other is told apart from what they exchange.
+These kinds of steps alternate in each process: steps of rank 0 while the other ranks wait (`alone`), steps of all ranks
+that exchange nothing (`beside`), and steps of DistributedDataParallel, for each bucket size (`ddp`, `ddp 4`).
+Disturbances of the machine affect all of them, and contention between ranks is separated from communication.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import torch.distributed as dist
 from torch import nn
 
 WARM = 3
-"""Steps of the recorded process before the others."""
+"""Warm-up steps of the recorded process."""
 
 BLOCKS, SETTLE, LEAST = 4, 1, 3
-"""Turns of each kind; steps at the beginning of each that do not count; steps that count, at least."""
+"""Number of turns of each kind; steps at the start of a turn that do not count; minimum number of steps that count."""
 
 BUDGET_S = 40.0
-"""Of one process; long steps are fewer."""
+"""Seconds for one process; the number of long steps is reduced to fit."""
 
 PARTS = ("step", "forward", "backward", "update")
 
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def stepping(model: nn.Module, given: torch.Tensor) -> Callable[[], tuple[float, ...]]:
-    """Return a step, which returns the seconds of `PARTS`."""
+    """Return a step function that returns the seconds of each of `PARTS`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> tuple[float, ...]:
@@ -130,7 +130,7 @@ def together(model: nn.Module, given: torch.Tensor, steps: int, rank: int, limit
         fitting = int(BUDGET_S / (2 * long * len(kinds) * (BLOCKS + 1)))
         count[0] = min(int(count[0]), max(SETTLE + LEAST, fitting))
     dist.broadcast(count, 0)
-    for block in range(BLOCKS + 1):  # the first one does not count: buckets are rebuilt in it
+    for block in range(BLOCKS + 1):  # the first block does not count: it rebuilds buckets
         for name in order.sample(sorted(kinds), k=len(kinds)):
             dist.barrier()
             if name == "alone" and rank:
@@ -143,7 +143,7 @@ def together(model: nn.Module, given: torch.Tensor, steps: int, rank: int, limit
         if rows
     }
     found_all["overlap"] = None
-    with contextlib.suppress(AttributeError, KeyError, RuntimeError):  # torch's own account, which it need not have
+    with contextlib.suppress(AttributeError, KeyError, RuntimeError):  # torch's own statistics, not always available
         wrapped = kinds[list(kinds)[2]]
         wrapped._set_ddp_runtime_logging_sample_rate(1)
         for _ in range(5):

@@ -1,7 +1,7 @@
-"""Run directories with as many spans as one likes, that look like those of a program on a GPU.
+"""Fabricated run directories with any number of spans, which look like those of a program on a GPU.
 
-A step has a root, layers under it, operators under these, and kernels under the operators, in the proportions of a
-convolutional network: of twenty spans one is a layer, five are operators, and the rest kernels.
+A step has a root span, layers as its children, operators as children of layers, and kernels as children of operators,
+in the proportions of a convolutional network: of twenty spans one is a layer, five are operators, the rest kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPERATORS = [f"aten::{name}" for name in ("convolution", "cudnn_batch_norm", "re
 
 
 def write(run: Path, steps: int, spans: int) -> Path:
-    """Write a run of so many steps with so many spans each, and return its directory."""
+    """Write a run of `steps` steps with `spans` spans each, and return its directory."""
     rundir.create(run)
     con = table.connect()
     for step in range(steps):
@@ -36,7 +36,7 @@ def write(run: Path, steps: int, spans: int) -> Path:
 
 
 def _fill(con: duckdb.DuckDBPyConnection, step: int, spans: int) -> None:
-    """Insert one step: each span's number says what it is and whose child."""
+    """Insert one step: the number of a span determines its level and its parent."""
     common = Span(process=1, thread=1, step=step, rung=int(Level.KERNEL), timed=True, collector="fabricated")
     layer, op = "n - n % 20 + 1", "n - n % 20 + 2 + n % 5"
     columns = {

@@ -1,7 +1,7 @@
-"""Published totals of layers on eight GPUs (Benanza's), and the models of ours whose graphs they are of.
+"""Benanza's published totals of layers on eight GPUs, and the available models that correspond to the published ones.
 
-A row is complete if each of its layers has a figure. A model of ours stands for a published one if its multiply-adds
-are those that were published, within `CLOSE`; `tests/bound/test_golden_totals.py` holds that.
+A row is complete if each of its layers has a figure. A model corresponds to a published one if its multiply-adds equal
+the published number within `CLOSE`; `tests/bound/test_golden_totals.py` checks this.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MODELS: Mapping[str, str] = {
     "VGG16": "torchvision:vgg16", "VGG16-BN": "torchvision:vgg16_bn", "VGG19": "light_vgg19.onnx",
     "VGG19-BN": "torchvision:vgg19_bn", "Zfnet512": "light_zfnet512.onnx",
 }  # fmt: skip
-"""Published name → a model by name, or a file of the package `onnx`.
+"""Published name → the name of a model, or a file of the package `onnx`.
 
-MobileNet-v2 is not here: the published one has 437 M multiply-adds, torchvision's 301 M.
+MobileNet-v2 is missing: the published one has 437 M multiply-adds, torchvision's has 301 M.
 """
 
 
 def source(name: str) -> str | Path | None:
-    """Return what `xsp.graph.of` takes for a published model; None if the package `onnx` is not installed."""
+    """Return the argument of `xsp.graph.of` for a published model; None if it needs `onnx`, which is not installed."""
     known = MODELS[name]
     if not known.endswith(".onnx"):
         return known
@@ -44,7 +44,7 @@ def source(name: str) -> str | Path | None:
 
 
 def totals(path: Path) -> list[Latency]:
-    """Return the complete sequential totals of the models of `MODELS`, by their published names."""
+    """Return the complete sequential totals of the models in `MODELS`, with their published names."""
     with path.open(encoding="utf-8") as file:
         return [
             Latency(row["model"], float(row["sequential_ms"]) * 1e6, row["gpu"], int(row["batch"]))
@@ -54,13 +54,13 @@ def totals(path: Path) -> list[Latency]:
 
 
 def multiply_adds(path: Path) -> dict[str, float]:
-    """Return the published multiply-adds by letters and digits of the models' names, small and without zeros before."""
+    """Return the published multiply-adds by the models' names as `letters` normalises them."""
     with path.open(encoding="utf-8") as file:
         return {letters(row["model"]): _number(row["macs"]) for row in csv.DictReader(file)}
 
 
 def letters(name: str) -> str:
-    """Return a name without what its two tables spell in different ways."""
+    """Return a name in lower case, without punctuation and leading zeros, which the two tables spell differently."""
     small = "".join(letter for letter in name.lower() if letter.isalnum())
     return small.replace("resnet0", "resnet")
 

@@ -1,4 +1,4 @@
-"""What is measured on a GPU: the steps of real models, by name, each ended by waiting for the device."""
+"""The workloads that are measured on a GPU: steps of real models by name, each of which waits for the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BILLION = (
     "transformers:LlamaForCausalLM?num_hidden_layers=16&hidden_size=2048&intermediate_size=8192"
     "&num_attention_heads=16&num_key_value_heads=16&vocab_size=32000"
 )
-"""A decoder of 1.2 billion parameters."""
+"""A decoder with 1.2 billion parameters."""
 
 MODELS = (
     "torchvision:resnet50,batch=1",
@@ -30,7 +30,7 @@ QUICK = ("torchvision:resnet18,batch=1", "torchvision:resnet18,batch=4,train")
 
 
 def add_options(made: argparse.ArgumentParser, seconds: float = 3.0) -> argparse.ArgumentParser:
-    """Add `--models`, `--device`, `--seconds`."""
+    """Add `--models`, `--device` and `--seconds`."""
     made.add_argument(
         "--models", nargs="+", metavar="MODEL", help="names with settings, as layer_overhead.py takes them"
     )
@@ -45,17 +45,17 @@ def add_options(made: argparse.ArgumentParser, seconds: float = 3.0) -> argparse
 
 
 def each(options: argparse.Namespace) -> Iterator[models.Workload]:
-    """Build the models one after the other, so that one at a time is in memory.
+    """Build the models one after the other, so that only one at a time is in memory.
 
     Yields:
-        Workloads whose step returns when the device has done it, and has run three times.
+        Workloads whose step returns when the device has finished it, after three warm-up steps.
     """
     measure.before_the_first_use_of_libraries(Kernels.AUTO.value)
     import torch
 
     for text in options.models or (QUICK if options.quick else MODELS):
         spec, settings = workloads.parse(text, options.seed)
-        with torch.device(options.device):  # a billion random numbers take the host long
+        with torch.device(options.device):  # drawing a billion random numbers on the host takes long
             workload = models.load(spec, replace(settings, device=options.device))
         step = waited_for(workload.step)
         for _ in range(3):
@@ -68,7 +68,7 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
 
 
 def waited_for(step: Callable[[], object]) -> Callable[[], None]:
-    """Return a step that ends when the device has done its work."""
+    """Return a step that ends when the device has finished its work."""
     import torch
 
     wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
@@ -81,20 +81,20 @@ def waited_for(step: Callable[[], object]) -> Callable[[], None]:
 
 
 def name_of(spec: str, settings: models.Settings) -> str:
-    """Return what the table calls a workload."""
+    """Return the name of a workload in the table."""
     name = "decoder-1b" if spec == BILLION else measure.short_name(spec)
     return f"{name} b{settings.batch}" + (" train" if settings.train else "")
 
 
 def rounds_of(workload: models.Workload, options: argparse.Namespace, conditions: int) -> int:
-    """Return the rounds that a workload gets; `conditions` share the time."""
+    """Return the number of rounds for a workload; the conditions share the time of `--seconds`."""
     if options.rounds is not None:
         return int(options.rounds)
     return min(max(6, int(options.seconds / conditions / turns.time_of(workload.step))), workloads.MOST)
 
 
 def need_a_gpu() -> None:
-    """End the script, saying so, where there is no device."""
+    """End the script with a message if there is no CUDA device."""
     import torch
 
     if not torch.cuda.is_available():
@@ -102,7 +102,7 @@ def need_a_gpu() -> None:
 
 
 def device_line() -> str:
-    """Return the device, its driver's CUDA and torch's, in one line."""
+    """Return one line with the device, its memory, and the versions of torch and of its CUDA."""
     import torch
 
     found = torch.cuda.get_device_properties(0)

@@ -1,7 +1,7 @@
-"""What glibc does with memory that steps free: it gives some back to the system, and the next steps take it anew.
+"""Makes glibc keep the memory that steps free, instead of returning it to the system and requesting it again.
 
-Where it does, the page faults of bare steps differ from stretch to stretch, whether xsp is there or not; a comparison
-of steps that are to be alike keeps that memory on both sides (see docs/adr/107-page-faults-are-counted.md).
+Otherwise the page faults of bare steps vary over time, with and without xsp; a comparison of steps that should be equal
+keeps the memory on both sides (see docs/adr/107-page-faults-are-counted.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def keep() -> None:
-    """Have glibc keep memory that was freed, in this process; elsewhere nothing happens."""
+    """Make glibc keep freed memory in this process; do nothing with other C libraries."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for what in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):

@@ -1,7 +1,7 @@
 """Write a Kineto trace of any size: copies of a real one, one after the other in time.
 
-What joins spans is shifted with them (correlation ids, operators' ids, sequence numbers, flows, numbers of steps), so
-that each copy stands for itself. Memory holds the real trace once, whatever the size of what is written.
+The numbers that link spans (correlation ids, operators' ids, sequence numbers, flows, step numbers) are shifted in each
+copy, so that copies are independent. Memory holds the real trace once, whatever the size of the written one.
 
     python benchmarks/parts/kineto_copies.py trace.json.gz large.json.gz --events 2000000
 """
@@ -29,33 +29,33 @@ LINKS = {
     "Python parent id": "python",
     "Ev Idx": "index",
 }
-"""Arguments that join spans, and which of them name the same thing."""
+"""Arguments that link spans → the counter that they refer to; several arguments may refer to the same counter."""
 
 GAP_NS = 1_000_000
-"""Between copies."""
+"""Nanoseconds between copies."""
 
 _STEP = re.compile(r"(ProfilerStep#)(\d+)")
 _MARK = "\x00"
-"""Stands in the text of a span for a number that differs from copy to copy."""
+"""Placeholder in the text of a span for a number that differs from copy to copy."""
 
 Value = tuple[str, int]
-"""What a number counts, and what it is in the first copy."""
+"""The counter of a number, and its value in the first copy."""
 
 
 class Written(NamedTuple):
-    """What became of it."""
+    """The size of the written trace."""
 
     events: int
     copies: int
 
 
 def write(source: Path, target: Path, events: int) -> Written:
-    """Write as many copies of a trace as it takes to have so many spans, instants and flows.
+    """Write as many copies of a trace as are needed for a number of spans, instants and flows.
 
     Args:
-        source: as PyTorch's profiler wrote it, plain or compressed.
-        target: compressed if it ends in `.gz`.
-        events: at least so many; metadata of processes and threads stands there once and does not count.
+        source: a trace of PyTorch's profiler, plain or compressed.
+        target: the file to write, compressed if it ends in `.gz`.
+        events: minimum number of events; metadata of processes and threads is written once and does not count.
     """
     raw = source.read_bytes()
     trace = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw, parse_float=Decimal, strict=False)
@@ -92,10 +92,10 @@ def _shown(what: str, value: int, exact: bool) -> str:
 
 
 def _shape(row: dict[str, Any]) -> tuple[str, list[Value]]:
-    """Return the text of a span with `%s` for each number that is shifted, and these numbers."""
+    """Return the text of a span with `%s` for each number that is shifted, and the numbers."""
     values: list[Value] = []
     copy = {**row, "args": dict(row["args"])} if isinstance(row.get("args"), dict) else dict(row)
-    for place, key, what in _numbers(copy):  # in the order in which they come to stand in the text
+    for place, key, what in _numbers(copy):  # in the order in which they appear in the text
         values.append((what, _nanoseconds(place[key]) if what == "time" else place[key]))
         place[key] = _MARK
     text, mark = json.dumps(copy, default=float), json.dumps(_MARK)
@@ -107,7 +107,7 @@ def _shape(row: dict[str, Any]) -> tuple[str, list[Value]]:
 
 
 def _numbers(row: dict[str, Any]) -> Iterable[tuple[dict[str, Any], str, str]]:
-    """Yield where the numbers are that are shifted, and what they count; 0 says that there is none."""
+    """Yield the dictionary, key and counter of each number that is shifted; an argument of 0 means no link."""
     for key in row:
         if key == "ts":
             yield row, key, "time"
@@ -120,7 +120,7 @@ def _numbers(row: dict[str, Any]) -> Iterable[tuple[dict[str, Any], str, str]]:
 
 
 def _strides(values: Sequence[Value]) -> dict[str, int]:
-    """Return by how much each copy's numbers are above those of the copy before."""
+    """Return the difference between the numbers of consecutive copies, by counter."""
     seen: dict[str, list[int]] = defaultdict(list)
     for what, first in values:
         seen[what].append(first)

@@ -1,7 +1,7 @@
-"""One turn: a tool reads a trace in a process of its own and answers all that it answers.
+"""One turn: a tool loads a trace in a process of its own and runs all its analyses.
 
-The process that takes the turn has the tool's own Python, so this file imports nothing but the standard library before
-it knows whose turn it is. It prints one line of JSON: a `Turn`.
+The process runs the Python of the tool's own environment, so this file imports only the standard library until it knows
+the tool. The process prints a `Turn` as one line of JSON.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from typing import Any
 
 Answers = dict[str, Callable[[], Any]]
 FIGURES = ("window", "busy", "idle", "communication", "exposed communication")
-"""Milliseconds of a device that several tools state."""
+"""Times of a device, in milliseconds, that several tools report."""
 
 
 @dataclass
 class Turn:
-    """What came of it. A time that is None was not reached."""
+    """The result of a turn. A time of None means that the turn failed before it."""
 
     tool: str
     version: str = ""
     load_s: float | None = None
     answers_s: dict[str, float] = field(default_factory=dict)
-    """Of each analysis, whether it answered or raised."""
+    """Seconds of each analysis, whether it answered or raised."""
 
     raised: dict[str, str] = field(default_factory=dict)
-    """By analysis, `load` among them: the error."""
+    """Analysis, or `load` → its error."""
 
     refused: dict[str, str] = field(default_factory=dict)
-    """By analysis: why the trace cannot carry it, as the tool itself says."""
+    """Analysis → the tool's own reason why the trace does not support it."""
 
     figures: dict[str, float] = field(default_factory=dict)
-    """Of `FIGURES`, those that the tool states."""
+    """The `FIGURES` that the tool reports."""
 
     peak_bytes: int = 0
-    """The most memory that the process took, from its start to its end."""
+    """Peak resident memory of the process over its whole life."""
 
     @property
     def analyses_s(self) -> float | None:
-        """All analyses together, those that raised included; None if the trace was not even loaded."""
+        """Seconds of all analyses, including those that raised; None if the trace was not loaded."""
         return None if self.load_s is None else sum(self.answers_s.values())
 
 
@@ -59,10 +59,10 @@ def take(python: str, tool: str, trace: Path, limit_s: float = 3600) -> Turn:
     """Start the process, wait for it, and return its turn.
 
     Args:
-        python: interpreter in whose environment the tool is.
+        python: interpreter of the environment in which the tool is installed.
         tool: a name in `TOOLS`.
-        trace: what it reads; for xsp also the directory of a run.
-        limit_s: after so long the process is ended, and that is its error.
+        trace: trace to load; for xsp also the directory of a run.
+        limit_s: timeout in seconds, after which the process is killed; its exit status is then the error.
     """
     _warm(trace)
     begin = time.monotonic()
@@ -86,7 +86,7 @@ def take(python: str, tool: str, trace: Path, limit_s: float = 3600) -> Turn:
 
 
 def _warm(trace: Path) -> None:
-    """Read a file, or the files of a directory, once, so that no tool pays for the disk."""
+    """Read a file, or the files of a directory, once into the page cache, so that no tool pays for the disk."""
     for each in [trace, *trace.rglob("*")]:
         if each.is_file():
             with open(each, "rb") as file:
@@ -98,12 +98,12 @@ def _warm(trace: Path) -> None:
 
 
 def xsp(turn: Turn, trace: str) -> None:
-    """Load with xsp, and ask all analyses."""
+    """Load the trace with xsp, and run all analyses."""
     import xsp
     from xsp.errors import AnalysisError
 
     turn.version = xsp.__version__
-    load = xsp.load  # imports what it needs; importing counts for no tool
+    load = xsp.load  # this attribute access imports the loader; imports are not timed for any tool
     with _loading(turn):
         loaded = load(trace)
     if turn.load_s is None:
@@ -119,12 +119,12 @@ def xsp(turn: Turn, trace: str) -> None:
         turn.answers_s[name] = time.perf_counter() - begin
     with contextlib.suppress(AnalysisError):
         table = xsp.analyses.ANALYSES["device-activity"](loaded)
-        row = dict(zip(table.columns, table.fetchall()[-1], strict=True))  # the only device, or the sum of all
+        row = dict(zip(table.columns, table.fetchall()[-1], strict=True))  # the only device, or the sum over all
         turn.figures = {what: row[f"{what.replace(' ', '_')}_ms"] for what in FIGURES}
 
 
 def hta(turn: Turn, trace: str) -> None:
-    """Load with Holistic Trace Analysis, and ask the nine analyses that its documentation shows of one rank."""
+    """Load the trace with Holistic Trace Analysis, and run the nine analyses of one rank in its documentation."""
     from hta.configs.config import logger
     from hta.trace_analysis import TraceAnalysis
 
@@ -162,7 +162,7 @@ def hta(turn: Turn, trace: str) -> None:
 
 
 def tracelens(turn: Turn, trace: str) -> None:
-    """Load with TraceLens, and have it make its report."""
+    """Load the trace with TraceLens, and generate its report."""
     from TraceLens import TreePerfAnalyzer
     from TraceLens.Reporting.generate_perf_report_pytorch import generate_perf_report_pytorch
 
@@ -205,7 +205,7 @@ def _loading(turn: Turn) -> Iterator[None]:
 
 
 def _ask(turn: Turn, answers: Answers, told: dict[str, Any]) -> None:
-    """Ask each; an error is the answer to that one only."""
+    """Run each analysis; an error ends only that analysis."""
     for name, answer in answers.items():
         begin = time.perf_counter()
         try:
@@ -216,7 +216,7 @@ def _ask(turn: Turn, answers: Answers, told: dict[str, Any]) -> None:
 
 
 def _told(error: BaseException) -> str:
-    """Return an error's kind and first line, which names files and not where they lie."""
+    """Return an error's type and first line, with paths reduced to the names of files."""
     lines = re.sub(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+", "", str(error)).splitlines()
     return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"
 
@@ -229,7 +229,7 @@ def _version(package: str) -> str:
 
 
 def main(tool: str, trace: str) -> None:
-    """Take the turn; whatever a tool prints stands before the last line."""
+    """Take the turn, and print it as the last line, after any output of the tool."""
     warnings.simplefilter("ignore")
     turn = Turn(tool)
     TOOLS[tool](turn, trace)

@@ -1,4 +1,4 @@
-"""xsp's collectors as conditions: driven through their contract, as a session drives them."""
+"""xsp's collectors as benchmark conditions: driven through their interface, as a session drives them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from xsp.schema import Level, Span
 
 
 class Levels:
-    """Some collectors, and the conditions in which those of a rung are on.
+    """Some collectors, and the conditions in which the collectors of a rung record.
 
-    A step then holds what a user's step holds between the two readings of the session's clock: the hot half
-    of the collectors, and their `settle`. Switching them, and turning buffers into spans, is outside.
+    A step then includes what a user's step includes between the two readings of the session's clock: the hot path of
+    the collectors, and their `settle`. Starting and stopping them, and decoding buffers into spans, is not included.
     """
 
     def __init__(self, *names: str, source: str | None = None) -> None:
-        """Load collectors by name; `source` is the one that records device work.
+        """Load collectors by name; `source` is the collector that records device work.
 
         Raises:
-            LookupError: a collector cannot work here, or not as the source; the message says why.
+            LookupError: a collector does not work here, or not as the source; the message gives the reason.
         """
         found: list[Collector] = [plugins.load("xsp.collectors", name)() for name in names]
         for collector in found:
@@ -50,18 +50,18 @@ class Levels:
                 collector.close()
 
     def record(self, step: Callable[[], object], rung: Level, warmup: int = 2) -> list[Span]:
-        """Record one step after some that warm up, in a block of its own, and return what was seen of it."""
+        """Record one step after warm-up steps, with newly opened collectors, and return its spans."""
         with self.installed():
             for _ in range(warmup):
                 self.once(step, rung)
             return self.once(step, rung)
 
     def once(self, step: Callable[[], object], rung: Level) -> list[Span]:
-        """Record a step in the block that is open."""
+        """Record a step with the open collectors, and return its spans."""
         return self.timed(step, rung)[1]()
 
     def timed(self, step: Callable[[], object], rung: Level) -> tuple[int, Callable[[], list[Span]]]:
-        """Record a step; return its nanoseconds, and what decodes what was seen of it."""
+        """Record a step; return its nanoseconds, and a function that decodes its spans."""
         on = [collector for collector in self._collectors if min(collector.levels) <= rung]
         for collector in on:
             collector.start(rung, describe=False)
@@ -75,11 +75,11 @@ class Levels:
         return ns, lambda: [span for collector in on for span in collector.spans()]
 
     def notes(self) -> list[str]:
-        """Return what the collectors have to say on what they could not see."""
+        """Return the collectors' notes on what they could not record."""
         return [note for collector in self._collectors for note in collector.notes()]
 
     def condition(self, name: str, step: Callable[[], object], rung: Level) -> turns.Condition:
-        """Return the condition in which the collectors of a rung record; with APPLICATION, none."""
+        """Return the condition in which the collectors of a rung record; with `Level.APPLICATION` none do."""
         on = [collector for collector in self._collectors if min(collector.levels) <= rung]
 
         def start() -> None:

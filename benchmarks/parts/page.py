@@ -1,4 +1,4 @@
-"""The saved figures in docs/understand/benchmarks.md, and first the ratios against peers."""
+"""Writes the saved figures into docs/understand/benchmarks.md, starting with the ratios against peers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTICE = "<!-- Written from benchmarks/results/*.json. Run `make figures`. -->"
 
 
 class Ratio(NamedTuple):
-    """One line of the table of ratios."""
+    """A row of the table of ratios."""
 
     question: str
     peer: str
@@ -27,17 +27,17 @@ class Ratio(NamedTuple):
 
 
 def update() -> None:
-    """Write the page anew."""
+    """Rewrite the page with the saved results."""
     PAGE.write_text(written(results()), encoding="utf-8")
 
 
 def results() -> dict[str, dict[str, Any]]:
-    """Return what is saved, by benchmark."""
+    """Return the saved results by benchmark."""
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
 
 
 def written(saved: dict[str, dict[str, Any]]) -> str:
-    """Return the page with what is saved between its marks."""
+    """Return the page with the saved results between its markers."""
     lines = ["question", "peer", "ratio [95 %]", "script", "date"]
     ratios = _table(lines, [list(ratio) for ratio in against_peers(saved)])
     parts = [f"{BEGIN}\n{NOTICE}", "### Ratios against peers", ratios, *map(_section, saved.values())]
@@ -46,7 +46,7 @@ def written(saved: dict[str, dict[str, Any]]) -> str:
 
 
 def against_peers(saved: dict[str, dict[str, Any]]) -> Iterator[Ratio]:
-    """Yield the ratios of what is saved to what others take for the same."""
+    """Yield the ratios between the saved figures of xsp and those of other tools for the same work."""
     if found := saved.get("op_overhead"):
         told = "xsp step / torch.profiler step"
         middle = statistics.median(float(row[told].split()[0]) for row in found["table"])

@@ -1,9 +1,9 @@
-"""Whether other processes disturb a step, and waiting until they do not.
+"""Detects whether other processes disturb a step, and waits until they do not.
 
-Steps that use all cores stall when somebody else wants one of them, by far more than that core's share. What
-tells is how often the kernel took a core away from this process while the step ran: others must do that to
-run, and a step does not do it to itself. Never the step's time: choosing by what is measured would favour the
-faster condition. On systems that do not count, nothing is known, and every step counts as undisturbed.
+Steps that use all cores stall when another process needs one of them, by far more than that core's share. The
+indicator is the number of involuntary context switches of this process during the step: other processes cause them
+in order to run, and a step does not cause them itself. The step's time is never used: selecting by the measured time
+would favour the faster condition. On systems that do not count switches, every step counts as undisturbed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 BUSY = 0.1
-"""Of one core: what others may take of a machine that is quiet."""
+"""Maximum share of one core that other processes may use on a quiet machine."""
 
 _GRAIN = 0.02
-"""Seconds by which the kernel's CPU times, which count in ticks, may be wrong."""
+"""Error in seconds of the kernel's CPU times, which are counted in ticks."""
 
 _WINDOW = 0.25
 _SELDOM = 10
-"""Cores taken away per second that are no disturbance: the kernel's own short errands."""
+"""Involuntary context switches per second that are no disturbance: short work of the kernel itself."""
 
 
 class Watch:
-    """How often cores were taken away from this process since the watch was made."""
+    """A counter of this process's involuntary context switches since its creation."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter()
@@ -37,18 +37,18 @@ class Watch:
 
     @property
     def disturbed(self) -> bool:
-        """Return whether others took part of the machine."""
+        """Whether other processes took cores from this process."""
         return _taken_away() - self._taken > _SELDOM * (time.perf_counter() - self._begin)
 
 
 class Patience:
-    """Waits for a quiet machine, but not for longer than it has."""
+    """A budget of seconds for waiting until the machine is quiet."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
 
     def wait(self) -> None:
-        """Return as soon as others leave the machine alone, or when there is no patience left."""
+        """Return as soon as other processes are idle, or when the budget is spent."""
         while self.left > 0:
             begin = _others()
             time.sleep(_WINDOW)
@@ -57,7 +57,7 @@ class Patience:
             self.left -= _WINDOW
 
     def spend(self, seconds: float) -> None:
-        """Pay for a measurement that has to be taken again."""
+        """Subtract the seconds of a measurement that has to be taken again."""
         self.left -= seconds
 
 
@@ -66,7 +66,7 @@ def _taken_away() -> int:
 
 
 def _others() -> float:
-    """Return the CPU seconds of all processes but this one and its ended children; stolen time counts too."""
+    """Return the CPU seconds of all processes except this one and its ended children, stolen time included."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     except OSError:

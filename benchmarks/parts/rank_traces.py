@@ -1,13 +1,13 @@
-"""Kineto traces of a distributed training job of any number of ranks, with the truth about it beside them.
+"""Fabricated Kineto traces of a distributed training job with any number of ranks, and the truth about the job.
 
-Modelled on what PyTorch's profiler wrote on real GPUs (two ranks of 128, one of two with NCCL's metadata, one of
-eight): a file a rank with `distributedInfo`, operators, launches, flows, kernels, and NCCL kernels that tell their
-collective. Ranks work in groups (an all-gather in each layer's forward pass) and all together (an all-reduce in each
-layer's backward pass, beside the computation). A rank leaves a collective when the last one has come.
+Modelled on traces of PyTorch's profiler on real GPUs (two ranks of 128, one of two with NCCL's metadata, one of
+eight): one file per rank with `distributedInfo`, operators, launches, flows, kernels, and NCCL kernels with their
+collective. Ranks communicate in groups (an all-gather in each layer's forward pass) and all together (an all-reduce in
+each layer's backward pass, beside the computation). A rank leaves a collective after the last rank has arrived.
 
-Seen from outside, each rank reads its own clock, which was set wrongly (skew) and runs wrongly (drift). Stragglers
-compute more slowly; some ranks leave no file; ranks differ a little in what they launch. All of it follows from a
-seed, and `truth.json` states what the analyses have to find.
+Each rank reads its own clock, which has an offset (skew) and a wrong rate (drift). Stragglers compute more slowly; some
+ranks leave no file; ranks differ slightly in what they launch. Everything follows from a seed, and `truth.json` states
+what the analyses have to find.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import IO, Any
 
 BASE_NS = 1_790_000_000_000_000_000
-"""What the files count their times from."""
+"""Base of the times in the files, `baseTimeNanoseconds`."""
 
 START_NS = 1_000_000_000
-"""When the job begins, after that."""
+"""Start of the job in nanoseconds after `BASE_NS`."""
 
 DEVICE = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85_899_345_920, "computeMajor": 8,
           "computeMinor": 0, "numSms": 108, "warpSize": 32}  # fmt: skip
@@ -37,35 +37,35 @@ REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096u
 COMPUTE_STREAM, NCCL_STREAM = 7, 20
 LAUNCH_NS = 4_000
 LEAVE_NS = 3_000
-"""Ranks leave a collective within so long of each other."""
+"""Maximum difference in nanoseconds between the times at which ranks leave a collective."""
 
 ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is made."""
+    """The job to fabricate."""
 
     ranks: int = 8
     steps: int = 3
     layers: int = 4
     kernels: int = 4
-    """Of computation, in each layer and direction."""
+    """Computation kernels in each layer and direction."""
 
     group: int = 4
-    """Ranks that gather among themselves; 0 for a job that gathers nothing."""
+    """Number of ranks in a group for all-gathers; 0 for a job without all-gathers."""
 
     stragglers: Mapping[int, float] = field(default_factory=dict)
-    """Rank → how many times as long its computation takes."""
+    """Rank → factor on the duration of its computation."""
 
     missing: Sequence[int] = ()
-    """Ranks that take part and leave no file."""
+    """Ranks that take part but leave no file."""
 
     skew_ns: int = 5_000_000
-    """Clocks are set wrongly by at most so much."""
+    """Maximum offset of a clock, in either direction."""
 
     drift_ppm: float = 20.0
-    """Clocks run wrongly by at most so much."""
+    """Maximum error of a clock's rate, in either direction."""
 
     kernel_ns: int = 40_000
     seed: int = 0
@@ -86,13 +86,13 @@ class _Rank:
     calls: int = 0
 
     def ends(self, stream: int, earliest: int, takes: int) -> tuple[int, int]:
-        """Put work on a stream; return when it begins and ends."""
+        """Put work on a stream; return the begin and end of the work."""
         begin = max(earliest, self.streams[stream])
         self.streams[stream] = begin + takes
         return begin, begin + takes
 
     def put(self, **row: Any) -> None:
-        """Write a row at the time that this rank's clock shows; durations grow with its drift too."""
+        """Write a row with the times of this rank's clock; the drift also scales durations."""
         if self.file is None:
             return
         begin = row.pop("at")
@@ -108,8 +108,8 @@ def write(folder: Path, job: Job) -> dict[str, Any]:
     """Write `traces/rank-N.json.gz` of each rank that is not missing, and `truth.json`, into a folder.
 
     Returns:
-        The content of `truth.json`: seed, ranks, missing, stragglers, and of each rank's clock the skew in the
-        middle of the job and the drift; how many collectives each rank takes part in.
+        The content of `truth.json`: seed, ranks, missing, stragglers, the skew of each rank's clock in the middle of
+        the job and its drift, and the number of collectives that each rank takes part in.
     """
     traces = folder / "traces"
     traces.mkdir(parents=True)
@@ -127,7 +127,7 @@ def write(folder: Path, job: Job) -> dict[str, Any]:
 
 @dataclass
 class _Numbers:
-    """Numbers that the collectives of a communicator carry, the same on all its ranks."""
+    """Sequence numbers of the collectives of each communicator, the same on all its ranks."""
 
     counted: dict[str, int] = field(default_factory=dict)
 
@@ -173,7 +173,7 @@ def _pid(rank: int) -> int:
 
 
 def _step(ranks: Sequence[_Rank], job: Job, step: int, numbers: _Numbers) -> None:
-    """Let all ranks take one step, layer by layer."""
+    """Run one step of all ranks, layer by layer."""
     begins = [rank.host for rank in ranks]
     for layer in range(job.layers):
         for rank in ranks:
@@ -196,7 +196,7 @@ def _groups(ranks: Sequence[_Rank], job: Job) -> Iterator[Sequence[_Rank]]:
 
 
 def _compute(rank: _Rank, job: Job, name: str, layer: int) -> None:
-    """Launch the kernels of a layer; one rank in three copies a little as well."""
+    """Launch the kernels of a layer; every third rank also launches a small copy."""
     begin = rank.host
     rows = []
     for number in range(job.kernels):
@@ -214,7 +214,7 @@ def _compute(rank: _Rank, job: Job, name: str, layer: int) -> None:
 
 
 def _launch(rank: _Rank, stream: int, takes: int, name: str) -> tuple[str, int, int, int, int, int]:
-    """Launch work of one rank alone; return its name, stream, call, launch, begin and end."""
+    """Launch work that involves one rank only; return its name, stream, call, launch, begin and end."""
     rank.calls += 1
     launched = rank.host
     rank.host += LAUNCH_NS
@@ -225,7 +225,7 @@ def _launch(rank: _Rank, stream: int, takes: int, name: str) -> tuple[str, int, 
 def _put_launched(
     rank: _Rank, name: str, stream: int, call: int, launched: int, begin: int, end: int, **told: Any
 ) -> None:
-    """Write a launch, its flow, and what it launched."""
+    """Write a launch, its flow, and the launched work."""
     pid = _pid(rank.number)
     rank.put(ph="X", cat="cuda_runtime", name="cudaLaunchKernel", pid=pid, tid=1, at=launched, takes=LAUNCH_NS - 500,
              args={"External id": call, "cbid": 211, "correlation": call})  # fmt: skip
@@ -240,22 +240,22 @@ def _put_launched(
 def _collective(
     ranks: Sequence[_Rank], communicator: str, number: int, kernel: str, name: str, job: Job, wait: bool
 ) -> None:
-    """Let ranks come to a collective, each when it is ready, and leave it together.
+    """Let ranks arrive at a collective, each when it is ready, and leave it together.
 
     Args:
-        ranks: of the communicator.
-        communicator: its name.
-        number: of this collective in it.
-        kernel: what runs.
-        name: as PyTorch calls it.
-        job: what is made.
-        wait: computation goes on after it; else it runs beside it.
+        ranks: ranks of the communicator.
+        communicator: name of the communicator.
+        number: sequence number of this collective in the communicator.
+        kernel: name of the kernel.
+        name: PyTorch's name of the collective.
+        job: the job to fabricate.
+        wait: whether computation continues only after the collective; else it runs beside it.
     """
     arrivals = []
     for rank in ranks:
         rank.calls += 1
         launched, rank.host = rank.host, rank.host + LAUNCH_NS
-        # A collective waits for the computation before it by a CUDA event, whichever its stream is.
+        # A collective waits for the preceding computation through a CUDA event, whatever its stream.
         arrivals.append((launched, max(rank.host, *rank.streams.values()) + rank.chance.randint(0, 500)))
     left = max(arrival for _, arrival in arrivals) + job.kernel_ns
     told = {
@@ -274,7 +274,7 @@ def _collective(
 
 
 def _end_step(rank: _Rank, begin: int, step: int) -> None:
-    """Wait for the device, and write the step."""
+    """Wait for the device, and write the span of the step."""
     rank.calls += 1
     waits = rank.host
     rank.host = max(rank.host, *rank.streams.values()) + 5_000
@@ -300,7 +300,7 @@ def _truth(ranks: Sequence[_Rank], job: Job) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write one job."""
+    """Fabricate one job."""
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     made.add_argument("folder", type=Path, help="new folder for traces/ and truth.json")
     made.add_argument("--ranks", type=int, default=64)

@@ -1,8 +1,9 @@
-"""A process that answers requests: it loads weights, calls the model once, says what both took, and lets go of them.
+"""A worker process for requests: it loads weights, calls the model once, reports the time of both, and frees the model.
 
-Lines of JSON come by stdin and go by a descriptor, as `xsp.processes.Asked` has it. Modules without values are made
-once and copied before the time begins, so that what is compared is loading and the first call. A request may ask for a
-child that answers it. With the way `FORK` that is a pre-forked server: the weights are in the module before.
+Requests arrive as lines of JSON on stdin, answers leave on a file descriptor, as in `xsp.processes.Asked`. Modules
+without values are built once and copied before the timer starts, so that loading and the first call are compared. A
+request may be answered by a forked child. With the way `FORK` this is a pre-forked server: the weights are already in
+the module.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _CODE = processes.calling("parts.share_worker", "work")
 
 
 def started() -> processes.Asked:
-    """Start such a process."""
+    """Start a worker process."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     return processes.Asked(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
 
 
 def answer_of(worker: processes.Asked) -> dict[str, Any]:
-    """Return its next answer; end the script where there is none."""
+    """Return the next answer of a worker; end the script if there is none within `ANSWER_S`."""
     line = worker.answer(time.monotonic() + ANSWER_S)
     if not line:
         raise SystemExit(f"a client ended, or did not answer within {ANSWER_S:.0f} s")
@@ -41,7 +42,7 @@ def answer_of(worker: processes.Asked) -> dict[str, Any]:
 
 
 def prepare(spec: str, folder: Path, number: int, seed: int) -> int:
-    """Write a model's weights and its input; return the bytes of the file."""
+    """Write a model's weights and its input; return the size in bytes of the file of weights."""
     import torch
     from safetensors.torch import save_model
 
@@ -54,7 +55,7 @@ def prepare(spec: str, folder: Path, number: int, seed: int) -> int:
 
 
 def work(parent: int, answers: int) -> None:
-    """Answer `open`, `request` and `prepare`."""
+    """Answer requests to `open`, `request` and `prepare` until stdin ends."""
     import torch
     from safetensors.torch import load_file
 
@@ -92,7 +93,7 @@ def work(parent: int, answers: int) -> None:
                     try:
                         found = share.attach(module, path, folder=folder / "s", strict=False)
                         answer["hit"] = found.hit
-                    except ShareError:  # no room: all that is there is in use
+                    except ShareError:  # no room: everything in the shared memory is in use
                         assign(torch, module, load_file(path))
                 else:
                     assign(torch, module, load_file(path))
@@ -104,7 +105,7 @@ def work(parent: int, answers: int) -> None:
 
 
 def _in_child(torch: Any, module: Any, inputs: Any, asked: Mapping[str, Any]) -> int:
-    """Load and call in a child of this process; return the nanoseconds from before the fork to its answer."""
+    """Load and call the model in a forked child; return the nanoseconds from before the fork to the answer."""
     from xsp import share
 
     reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""A Spark cluster on loopback whose executors are processes of their own, and whether two engines answer alike."""
+"""A Spark cluster on loopback with separate executor processes, and a comparison of the answers of two engines."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 import duckdb
 
 ENGINE = "local-cluster[2,1,1024]"
-"""A master, two workers, and an executor on each, with one core and 1 GB."""
+"""A master and two workers, each with one executor of one core and 1 GB."""
 
 
 @contextmanager
 def two_executors() -> Iterator[str]:
-    """Yield the name of the cluster, which the first `xsp.spark.load` of it starts; it and its logs end with this."""
+    """Yield the name of a cluster that the first `xsp.spark.load` starts; stop it and remove its logs at the end."""
     from pyspark.sql import SparkSession
 
     before = os.environ.get("SPARK_LOCAL_IP")
@@ -40,9 +40,9 @@ def two_executors() -> Iterator[str]:
 
 
 def differences(ours: duckdb.DuckDBPyRelation, theirs: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
-    """Return where two answers differ, at most ten places: columns, types, number of rows, cells.
+    """Return at most ten differences between two answers: columns, types, number of rows, cells.
 
-    Floating-point numbers are the same to nine digits: engines add them up in orders of their own.
+    Floating-point numbers are compared to nine digits, since engines sum them in different orders.
     """
     heads = [(str(a), str(b)) for a, b in zip((ours.columns, ours.types), (theirs.columns, theirs.types), strict=True)]
     rows, others = ours.fetchall(), theirs.fetchall()

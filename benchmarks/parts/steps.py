@@ -1,7 +1,7 @@
-"""Steps of models by name, measured once and kept in a folder, so that a run of hours goes on where it was stopped.
+"""Step times of models by name, measured once and kept in a folder, so that a run of hours can be resumed.
 
-`steps.jsonl` has a line for each model, batch and number of threads: nanoseconds of each round, and how many of them
-others disturbed. What is there is not measured again; remove a line to measure its model anew.
+`steps.jsonl` has a line for each model, batch and number of threads: the nanoseconds of each round, and the number of
+rounds that other processes disturbed. A step with a line is not measured again; remove the line to measure it again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MANY = (
     "transformers:bert",
     "transformers:gpt2,sequence=64",
 )
-"""Models of several families, small enough for a step of at most a second on one core."""
+"""Models of several families, small enough that a step takes at most a second on one core."""
 
 HUNDRED = (
     *MANY,
@@ -62,7 +62,7 @@ HUNDRED = (
         "gmlp_s16_224 visformer_tiny".split()
     ),
 )
-"""With further members of their families and with other families."""
+"""`MANY` with further members of these families and with other families."""
 
 FEW = (
     "torchvision:resnet18", "torchvision:resnet34", "torchvision:mobilenet_v2", "torchvision:squeezenet1_1",
@@ -73,25 +73,25 @@ QUICK = ("torchvision:squeezenet1_1", "torchvision:squeezenet1_0")
 
 @dataclass(frozen=True)
 class Step:
-    """A model's step as it was measured, without xsp."""
+    """The measured step of a model, without xsp."""
 
     model: str
-    """As `--models` takes it, without its batch."""
+    """Name in the form of `--models`, without the batch."""
 
     batch: int
     threads: int
     rounds: tuple[int, ...]
     disturbed: int
-    """Of the rounds."""
+    """Number of rounds that other processes disturbed."""
 
     @property
     def ns(self) -> float:
-        """The median of the rounds."""
+        """The median of the rounds, in nanoseconds."""
         return turns.median(self.rounds)
 
 
 class Kept:
-    """The steps of a folder."""
+    """The measured steps that are stored in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -102,11 +102,11 @@ class Kept:
                 try:
                     found = Step(**{**(row := json.loads(line)), "rounds": tuple(row["rounds"])})
                 except (ValueError, LookupError, TypeError):
-                    continue  # cut off when it was written
+                    continue  # the line was cut off when a run was interrupted
                 self.steps[found.model, found.batch, found.threads] = found
 
     def add(self, step: Step) -> Step:
-        """Keep a step, in place of one that is there."""
+        """Store a step, in place of an earlier one of the same model, batch and number of threads."""
         self.steps[step.model, step.batch, step.threads] = step
         with (self.folder / FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(vars(step)) + "\n")
@@ -114,7 +114,7 @@ class Kept:
 
 
 def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add `--models`, `--all` and `--out`."""
+    """Add `--models`, `--all`, `--hundred`, `--out` and `--seconds`."""
     made.add_argument(
         "--models", nargs="+", metavar="MODEL", help="names as `xsp profile` takes them, with ,sequence=N"
     )
@@ -130,12 +130,12 @@ def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def until(options: argparse.Namespace) -> float:
-    """Return when the time of `--seconds` is over, by the clock of `time.monotonic`."""
+    """Return the end of the time of `--seconds`, on the clock of `time.monotonic`."""
     return math.inf if options.seconds is None else time.monotonic() + options.seconds
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
-    """Return the models that the options ask for."""
+    """Return the models that the options select."""
     named = HUNDRED if options.hundred else MANY if options.all else QUICK if options.quick else FEW
     return list(options.models or named)
 
@@ -146,7 +146,7 @@ def spec_of(text: str) -> str:
 
 
 def settings_of(text: str, batch: int, seed: int) -> tuple[str, models.Settings]:
-    """Return a model's name, and its settings with this batch."""
+    """Return a model's name, and its settings with the batch `batch`."""
     spec, settings = workloads.parse(f"{text},batch={batch}", seed)
     return spec, settings
 
@@ -154,10 +154,10 @@ def settings_of(text: str, batch: int, seed: int) -> tuple[str, models.Settings]
 def each(
     wanted: list[str], batches: tuple[int, ...], threads: tuple[int, ...], kept: Kept, options: argparse.Namespace
 ) -> Iterator[tuple[Step, models.Workload | None]]:
-    """Yield the step of each model, batch and number of threads; the ones that are not kept yet are measured.
+    """Yield the step of each model, batch and number of threads; measure the steps that are not stored yet.
 
     Yields:
-        The step, and what runs it; None for one that was kept.
+        The step, and the workload that runs it; None instead of the workload for a stored step.
     """
     import torch
 
@@ -178,7 +178,7 @@ def each(
 
 
 def measured(text: str, batch: int, threads: int, workload: models.Workload, options: argparse.Namespace) -> Step:
-    """Measure a step in rounds; each has a step before it that is not measured."""
+    """Measure a step in rounds, each after an unmeasured step."""
     rounds = options.rounds or min(max(5, int(1.5 / turns.time_of(workload.step))), 40)
     turn = turns.turns_of(options)
     taken = turn.take([turns.Group([turns.Condition("step", workload.step)])], rounds, settle=workload.step)

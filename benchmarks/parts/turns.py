@@ -1,15 +1,15 @@
 """The method that all benchmarks share: conditions take turns in one process and are compared round by round.
 
-What is compared is measured in the same rounds. A round holds every condition once, in a random order from a
-seed, so that drift of the machine hits all of them alike, and figures come from pairs: the ratio (or the
-difference) of two conditions of one round. The figure is the median over the rounds, its interval the 95 %
+Conditions that are compared are measured in the same rounds. A round runs every condition once, in a random order
+from a seed, so that drift of the machine affects all of them alike, and figures come from pairs: the ratio (or the
+difference) of two conditions of one round. The figure is the median over the rounds; its interval is the 95 %
 percentile bootstrap of that median, resampling whole rounds.
 
 A step that other processes disturbed is measured again, see `quiet.py`.
 
-Before each measured step one runs bare and unmeasured. What a tool does after a step (storing, decoding)
-empties the caches, and the step after it is 1 to 5 % slower; without the bare step between, every condition
-would pay for the one before it.
+Before each measured step, one step runs bare and unmeasured. The work of a tool after a step (storing, decoding)
+evicts the caches, and makes the next step 1 to 5 % slower; without the bare step in between, every condition would
+pay for the previous one.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ def _nothing() -> None:
 
 
 SKIPPED = 77
-"""Exit code of a script that needs what is not here."""
+"""Exit code of a script whose requirements (a device, a package, an operating system) are not met here."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One way to run the step, and what is switched around it."""
+    """One way to run the step, with the callbacks that run around it."""
 
     name: str
     step: Callable[[], object]
     start: Callable[[], object] = _nothing
-    """Before the first reading of the clock."""
+    """Runs before the first reading of the clock."""
 
     last: Callable[[], object] = _nothing
-    """After the step and before the second reading."""
+    """Runs after the step and before the second reading."""
 
     stop: Callable[[], object] = _nothing
-    """After the second reading."""
+    """Runs after the second reading."""
 
     def measure(self) -> tuple[int, bool]:
-        """Run the step once; return the nanoseconds between the two readings, and whether others disturbed it."""
+        """Run the step once; return the ns between the two readings, and whether other processes disturbed it."""
         self.start()
         watch = Watch()
         begin = perf_counter_ns()
@@ -80,7 +80,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Group:
-    """Conditions that need the same thing installed; it is installed and removed once a round."""
+    """Conditions that share an installation (a context manager), which is entered and left once per round."""
 
     conditions: Sequence[Condition]
     installed: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
@@ -88,25 +88,25 @@ class Group:
 
 @dataclass
 class Turns:
-    """Takes the turns of one table: the order's seed, and the patience with others on the machine."""
+    """The turns of one table: the seed of their order, the patience with other processes, and the counts of both."""
 
     seed: int = 0
     patience: float = 0.0
-    """Seconds for each row of the table."""
+    """Seconds for waiting and measuring again, for each row of the table."""
 
     again: int = 0
     disturbed: int = 0
-    """Measurements that count although others took part of the machine: there was no time for more."""
+    """Measurements that count although other processes disturbed them, since the patience had ended."""
 
     counted: int = 0
 
     def take(self, groups: Sequence[Group], rounds: int, settle: Callable[[], object] = _nothing) -> list[Round]:
-        """Measure each condition once a round, after two rounds that do not count.
+        """Measure each condition once per round, after two rounds that do not count.
 
         Args:
-            groups: drawn in random order each round, and so are the conditions of each.
-            rounds: how many count.
-            settle: what runs unmeasured before each measured step, twice where something was just installed.
+            groups: groups of conditions; their order, and that of their conditions, is random in each round.
+            rounds: number of rounds that count.
+            settle: runs unmeasured before each measured step, and once more after an installation.
         """
         draw = random.Random(self.seed)
         for _ in range(2):
@@ -126,7 +126,7 @@ class Turns:
         return taken
 
     def _undisturbed(self, condition: Condition, settle: Callable[[], object], patience: Patience) -> int:
-        """Measure until nobody disturbs, or patience ends; the last measurement counts."""
+        """Measure until no other process disturbs, or until the patience ends; return the last measurement."""
         while True:
             begin = time.perf_counter()
             settle()
@@ -140,7 +140,7 @@ class Turns:
             patience.wait()
 
     def note(self) -> str:
-        """Say what others did to the figures."""
+        """Return a sentence on how other processes disturbed the measurements."""
         return (
             f"Measurements taken again because other processes disturbed them: {self.again}; "
             f"that count although disturbed: {self.disturbed} of {self.counted}."
@@ -148,7 +148,7 @@ class Turns:
 
 
 def time_of(step: Callable[[], object], times: int = 3) -> float:
-    """Return the median seconds of a step, after one that warms up."""
+    """Return the median time of a step in seconds, after a warm-up step."""
     step()
     return summary.percentile([Condition("", step).measure()[0] for _ in range(times)], 0.5) / 1e9
 
@@ -177,7 +177,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def bootstrap(rows: Sequence[Row], statistic: Callable[[Sequence[Row]], float], seed: int = 0) -> Figure:
-    """Return a statistic of the rows with the interval that resampling the rows gives."""
+    """Return a statistic of the rows with the percentile interval from resampling the rows."""
     draw = random.Random(seed)
     draws = [statistic(draw.choices(rows, k=len(rows))) for _ in range(RESAMPLES)]
     tail = (1 - summary.CONFIDENCE) / 2
@@ -190,29 +190,29 @@ def middle(values: Sequence[float]) -> Figure:
 
 
 def ratio(rounds: Sequence[Round], name: str, base: str) -> Figure:
-    """Return the median over the rounds of one condition's time over another's."""
+    """Return the median over the rounds of the ratio of one condition's time to another's."""
     return middle([each[name] / each[base] for each in rounds])
 
 
 def difference(rounds: Sequence[Round], name: str, base: str) -> Figure:
-    """Return the median over the rounds of one condition's time less another's, in nanoseconds."""
+    """Return the median over the rounds of one condition's time minus another's, in nanoseconds."""
     return middle([each[name] - each[base] for each in rounds])
 
 
 def _without_folders(value: Any) -> Any:
-    """Return an option's value with the names of files, and nothing of where they lie."""
+    """Return an option's value with paths reduced to the names of the files."""
     if isinstance(value, list):
         return [_without_folders(each) for each in value]
     return os.path.basename(value) if isinstance(value, (str, os.PathLike)) and os.sep in str(value) else value
 
 
 def turns_of(options: argparse.Namespace) -> Turns:
-    """Return what takes the turns that the options ask for."""
+    """Return the `Turns` that the options specify."""
     return Turns(options.seed, options.patience)
 
 
 def verdict(figure: Figure, at_most: float) -> str:
-    """Say whether a figure keeps a goal, with `?` where its interval holds the goal itself."""
+    """Return `met` or `missed` for a figure and a goal, with `?` if the interval contains the goal itself."""
     sure = figure.hi <= at_most or figure.lo > at_most
     return ("met" if figure.value <= at_most else "missed") + ("" if sure else "?")
 
@@ -222,7 +222,7 @@ def verdict(figure: Figure, at_most: float) -> str:
 
 @dataclass
 class Report:
-    """What one script found: a table, what it means, and the values behind it."""
+    """The result of a script: a table, notes on it, and the values behind it."""
 
     name: str
     title: str
@@ -232,12 +232,12 @@ class Report:
     data: dict[str, Any] = field(default_factory=dict)
 
     def add(self, row: Sequence[str], **data: Any) -> None:
-        """Add a row, and under its first cell the values behind it."""
+        """Add a row, and store the values behind it under the text of its first cell."""
         self.rows.append(row)
         self.data[row[0]] = data
 
     def finish(self, options: argparse.Namespace) -> None:
-        """Print the table, and write it to `benchmarks/results` if that was asked for."""
+        """Print the table, and with `--save` write it to `benchmarks/results`."""
         print("\n".join([self.title, "", *table(self.columns, self.rows), "", *self.notes, machine_line(options)]))
         if options.save:
             self._save(options)
@@ -263,7 +263,7 @@ class Report:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table that is also aligned for eyes: the first column left, others right."""
+    """Return the lines of a Markdown table with aligned columns: the first one left, the others right."""
     widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
     rule = ["-" * width if place == 0 else "-" * (width - 1) + ":" for place, width in enumerate(widths)]
 
@@ -275,7 +275,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def machine_line(options: argparse.Namespace) -> str:
-    """Return the machine, the versions, the seed and the day, in one line."""
+    """Return one line with the machine, the versions, the seed and the date."""
     found = device.describe()
     packages = [f"{name} {version}" for name, version in found["packages"].items() if name in sys.modules]
     threads = [f"{found['torch_threads']} torch threads"] if "torch_threads" in found else []
@@ -295,29 +295,29 @@ def machine_line(options: argparse.Namespace) -> str:
 
 
 def skip(reason: str) -> NoReturn:
-    """End a script that needs what is not here, with the exit code by which `run_all.py` knows that."""
+    """End a script whose requirements are not met here, with the exit code that `run_all.py` recognises."""
     say(reason)
     raise SystemExit(SKIPPED)
 
 
 def say(text: str) -> None:
-    """Show progress, where somebody reads it and the table does not go."""
+    """Print progress to stderr, since stdout is for the table."""
     print(text, file=sys.stderr, flush=True)
 
 
 KEEPING = {"MALLOC_TOP_PAD_": str(1 << 30), "MALLOC_MMAP_MAX_": "0"}
-"""Variables with which glibc keeps up to 1 GiB of free memory."""
+"""Environment variables with which glibc keeps up to 1 GiB of free memory."""
 
 
 # --- options ----------------------------------------------------------------------------------------------
 
 
 def parser(documentation: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
-    """Return the options that all scripts have.
+    """Return a parser with the options that all scripts have.
 
     Args:
-        documentation: of the script; its first line is shown.
-        rounds: how many there are unless told otherwise; None if that depends on the model.
+        documentation: docstring of the script; `--help` shows its first line.
+        rounds: default number of rounds; None if it depends on the model.
     """
     made = argparse.ArgumentParser(description=(documentation or "").partition("\n")[0])
     made.add_argument(
@@ -339,7 +339,7 @@ def parser(documentation: str | None, rounds: int | None = None) -> argparse.Arg
 
 
 def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the options, and note how busy the machine is before the benchmark makes it so."""
+    """Parse the options, and record the load of the machine before the benchmark adds to it."""
     options = made.parse_args(arguments)
     if options.keep_memory and arguments is None and not KEEPING.items() <= os.environ.items():
         os.environ.update(KEEPING)  # read by the C library when a process starts

@@ -1,4 +1,4 @@
-"""What is measured: the steps of real models, by name, on the CPU."""
+"""The workloads that are measured: steps of real models by name, on the CPU."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TEN = (
     "timm:vit_tiny_patch16_224,batch=4,train",
 )
 FEWEST, MOST = 10, 48
-"""Rounds of the slowest and of the fastest models."""
+"""Minimum and maximum number of rounds: for the slowest and for the fastest models."""
 
 QUICK = ("torchvision:squeezenet1_1", "torchvision:mobilenet_v3_small,train")
 
 
 def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add `--models` and `--seconds`."""
+    """Add `--models`, `--threads` and `--seconds`."""
     made.add_argument(
         "--models", nargs="+", metavar="MODEL",
         help="names as `xsp profile` takes them, with settings: torchvision:resnet18,batch=4,train",
@@ -48,10 +48,10 @@ def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def each(options: argparse.Namespace) -> Iterator[models.Workload]:
-    """Build the models one after the other, so that one at a time is in memory.
+    """Build the models one after the other, so that only one at a time is in memory.
 
     Yields:
-        Workloads whose name is what the table calls them, and whose step has run twice.
+        Workloads with their name in the table, after two warm-up steps.
     """
     measure.before_the_first_use_of_libraries()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -69,7 +69,7 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
 
 
 def parse(text: str, seed: int) -> tuple[str, models.Settings]:
-    """Read a model with its settings: `SPEC[,batch=N][,sequence=N][,train]`."""
+    """Parse a model with its settings: `SPEC[,batch=N][,sequence=N][,train]`."""
     spec, *words = text.split(",")
     numbers = dict(word.split("=", 1) for word in words if word != "train")
     unknown = set(numbers) - {"batch", "sequence"}
@@ -80,19 +80,19 @@ def parse(text: str, seed: int) -> tuple[str, models.Settings]:
 
 
 def name_of(spec: str, settings: models.Settings) -> str:
-    """Return what the table calls a workload."""
+    """Return the name of a workload in the table."""
     return measure.short_name(spec) + (f" train b{settings.batch}" if settings.train else "")
 
 
 def rounds_of(workload: models.Workload, options: argparse.Namespace) -> int:
-    """Return the rounds that a workload gets: short steps vary more from one to the next, and cost less."""
+    """Return the number of rounds for a workload: more for short steps, which vary more and cost less."""
     if options.rounds is not None:
         return int(options.rounds)
     return min(max(FEWEST, int(options.seconds / turns.time_of(workload.step))), MOST)
 
 
 def summary_line(verdicts: Sequence[str], goal: str) -> str:
-    """Say on how many models a goal is kept."""
+    """Return a sentence on how many models meet a goal."""
     met = sum(each.startswith("met") for each in verdicts)
     unsure = sum(each.endswith("?") for each in verdicts)
     doubt = f"; {unsure} of the verdicts could be otherwise (?: the interval holds the goal)" if unsure else ""

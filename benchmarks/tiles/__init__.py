@@ -1,4 +1,4 @@
-"""Reduction and scan as products of 16×16 tiles: a case study of what matrix units can do beside matrix products.
+"""Reduction and scan as products of 16×16 tiles: a case study of matrix units for other work than matrix products.
 
-`reference` computes in NumPy what the tiles compute, `kernels` the same on a device in Triton. See docs/use/tiles.md.
+`reference` implements the algorithms in NumPy, `kernels` implements them on a device in Triton. See docs/use/tiles.md.
 """

@@ -1,8 +1,8 @@
-"""The same algorithms on a device, in Triton: `tl.dot` of 16×16 tiles, segments of any lengths.
+"""The algorithms of `reference` on a device, in Triton: `tl.dot` of 16×16 tiles, segments of any lengths.
 
-One program takes sixteen segments (`16n`) or one segment (`256n`); long segments are reduced and scanned by parts, as
-at the level of the grid. With TRITON_INTERPRET=1 in the environment before this is imported, Triton runs them on a
-processor without a driver: slowly, and rounding sums of half accumulators in another order.
+One program processes sixteen segments (`16n`) or one segment (`256n`); long segments are reduced and scanned in parts
+(`grid`). If TRITON_INTERPRET=1 is set before this module is imported, Triton runs the kernels on a CPU without a
+driver: slowly, and with sums of half-precision accumulators rounded in another order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 PART = 4096
-"""Elements that one program takes of a segment at the level of the grid."""
+"""Number of elements of a segment that one program processes at the level of the grid."""
 
 
 @triton.jit
@@ -90,9 +90,9 @@ def reduce(name: str, values: torch.Tensor, lengths: torch.Tensor, half: bool = 
 
     Args:
         name: `reduction_16n`, `reduction_256n` or `reduction_grid`.
-        values: halves of all segments, one after the other.
-        lengths: elements of each segment, whole numbers of 64 bits on the same device.
-        half: whether accumulators are halves.
+        values: values of all segments in half precision, one segment after the other.
+        lengths: number of elements of each segment, 64-bit integers on the same device.
+        half: whether accumulators have half precision.
     """
     starts = lengths.cumsum(0) - lengths
     count = len(lengths)
@@ -112,7 +112,7 @@ def reduce(name: str, values: torch.Tensor, lengths: torch.Tensor, half: bool = 
 
 
 def scan(name: str, values: torch.Tensor, lengths: torch.Tensor, half: bool = False) -> torch.Tensor:
-    """Return inclusive prefix sums of the segments in the accumulators' type; `scan_16n`, `scan_256n`, `scan_grid`."""
+    """Return the inclusive prefix sums of the segments by `scan_16n`, `scan_256n` or `scan_grid`; see `reduce`."""
     starts = lengths.cumsum(0) - lengths
     count = len(lengths)
     if name == "scan_grid":
@@ -137,7 +137,7 @@ def scan(name: str, values: torch.Tensor, lengths: torch.Tensor, half: bool = Fa
 
 
 def _parts(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lengths of parts of at most `PART` elements, and how many of them each segment has."""
+    """Return the lengths of parts of at most `PART` elements, and the number of parts of each segment."""
     per = (lengths + PART - 1) // PART
     parts = torch.full((int(per.sum()),), PART, dtype=lengths.dtype, device=lengths.device)
     last = (per.cumsum(0) - 1)[per > 0]

@@ -1,26 +1,26 @@
-"""Segmented reduction and scan as products of 16×16 tiles, in NumPy, rounding as a matrix unit does.
+"""Segmented reduction and scan as products of 16×16 tiles, in NumPy, with the rounding of a matrix unit.
 
-The algorithms are those of Dakkak et al., "Accelerating Reduction and Scan Using Tensor Core Units" (ICS 2019). A
-product takes two tiles of half precision and adds to a tile of accumulators, in single or in half precision:
+The algorithms are from Dakkak et al., "Accelerating Reduction and Scan Using Tensor Core Units" (ICS 2019). A
+product takes two tiles in half precision and adds to a tile of accumulators, in single or half precision:
 
-* Products of two halves are exact in single precision; in half precision they are rounded.
+* Products of two half-precision numbers are exact in single precision; in half precision they are rounded.
 * The sixteen terms of an element are added to the accumulator in the order of k, each sum rounded to the accumulator's
   type. A device may add them in another order or round less often: where sums are exact, the results are the same.
-* What goes from a product into a factor of the next one is rounded to half precision, also where accumulators are
-  single: a sum of 65,520 or more becomes infinite there.
-* Tiles begin from +0, and what a segment lacks to whole tiles is +0.
+* A result that is a factor of the next product is rounded to half precision, also if accumulators have single
+  precision: a sum of 65,520 or more becomes infinite there.
+* Accumulators start from +0, and segments are padded to whole tiles with +0.
 
 Special values follow from that, since a product with a 0 of a constant tile counts as well (0·∞ and 0·NaN are NaN):
 
-* A reduction of ±∞ or NaN is what a loop of additions gives: the row of P that counts has no zeros.
-* `scan_16`, `scan_16n`: the elements before an infinity in its row of 16 become NaN, and what follows is right. A NaN
-  makes its whole row NaN, and with `16n` all that follows.
-* `scan_256`, `scan_256n`: all elements before an infinity in its tile and those of its row become NaN, later rows are
-  right; where it stands in the last row, the carried element is NaN, and so is all that follows. A NaN makes its whole
-  tile NaN, and all that follows.
+* A reduction of ±∞ or NaN gives the result of a loop of additions: the row of P that counts has no zeros.
+* `scan_16`, `scan_16n`: the elements before an infinity in its row of 16 become NaN, and later elements are right. A
+  NaN makes its whole row NaN, and with `16n` all later elements.
+* `scan_256`, `scan_256n`: all elements before an infinity in its tile and all elements of its row become NaN, later
+  rows are right; if the infinity is in the last row, the carried element and all later elements are NaN. A NaN makes
+  its whole tile and all later elements NaN.
 * `scan_block`, `scan_grid`: the same inside a part. The sums of parts are scanned as a tile, too: with up to sixteen
   parts, an infinity or a NaN in any of them makes all parts but the first one NaN.
-* Sums of −0 are +0, as the accumulator begins from +0.
+* Sums of −0 are +0, as the accumulator starts from +0.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ import numpy.typing as npt
 SIDE = 16
 TILE = SIDE * SIDE
 WARPS = 4
-"""Of a block: each takes a part of the segment, and the partial results are put together as one more tile."""
+"""Warps of a block: each processes a part of the segment, and the partial results are combined as one more tile."""
 
 BLOCK = 4096
-"""Elements of a segment that one block takes at the level of the grid."""
+"""Number of elements of a segment that one block processes at the level of the grid."""
 
 Halves = npt.NDArray[np.float16]
 Sums = npt.NDArray[Any]
@@ -65,7 +65,7 @@ def constants(as_printed: bool = False) -> Constants:
     """Return the constant tiles.
 
     Args:
-        as_printed: U and L as the closing definition of the paper prints them, where the two conditions on the indices
+        as_printed: U and L as printed in the closing definition of the paper, where the two conditions on the indices
             are exchanged: ones of U where row ≥ column, ones of L where row < column. They contradict the formulas
             of the paper, and scans with them are wrong.
     """
@@ -76,11 +76,11 @@ def constants(as_printed: bool = False) -> Constants:
 
 
 class Unit:
-    """A matrix unit: it multiplies tiles, and counts how many products it made.
+    """A matrix unit, which multiplies tiles and counts its products.
 
     Args:
         accumulate: the type of the accumulators, `"single"` or `"half"`.
-        tiles: the constant tiles that algorithms take.
+        tiles: the constant tiles that the algorithms use.
     """
 
     def __init__(self, accumulate: str = "single", tiles: Constants | None = None) -> None:
@@ -91,9 +91,9 @@ class Unit:
         self.products = 0
 
     def multiply(self, left: Sums, right: Sums, into: Sums | None = None) -> Sums:
-        """Return `into + left·right` for tiles of any number of leading dimensions, in the accumulators' type.
+        """Return `into + left·right` for tiles with any number of leading dimensions, in the accumulators' type.
 
-        Factors are rounded to half precision; `into` begins as +0 where there is none.
+        Factors are rounded to half precision; `into` is +0 by default.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             one, other = (np.asarray(each).astype(np.float16).astype(self.kind) for each in (left, right))
@@ -105,16 +105,16 @@ class Unit:
         return found
 
 
-# --- reductions: of segments that were padded to whole tiles, (segments, elements) → (segments,) ---------------
+# --- reductions of segments that are padded to whole tiles: (segments, elements) → (segments,) ------------------
 
 
 def reduction_16(unit: Unit, padded: Sums) -> Sums:
-    """P·A, for segments of 16: sixteen of them stand side by side as the columns of a tile."""
+    """P·A, for segments of 16: sixteen segments are the columns of a tile."""
     return reduction_16n(unit, _exactly(padded, SIDE))
 
 
 def reduction_16n(unit: Unit, padded: Sums) -> Sums:
-    """P·A, accumulated down sixteen segments that stand side by side as columns: one product for each 256 elements."""
+    """P·A, accumulated down sixteen segments that are the columns of tiles: one product for each 256 elements."""
     columns = _side_by_side(padded).swapaxes(-1, -2)  # group, tile, element, segment
     found = None
     for number in range(columns.shape[1]):
@@ -129,7 +129,7 @@ def reduction_256(unit: Unit, padded: Sums) -> Sums:
 
 
 def reduction_256n(unit: Unit, padded: Sums) -> Sums:
-    """P·A accumulated over the tiles of a segment, then ·Pᵀ: one product a tile and a final one (work-efficient)."""
+    """P·A accumulated over the tiles of a segment, then ·Pᵀ: one product per tile and a final one (work-efficient)."""
     found = None
     tiles = _tiles(padded)
     for number in range(tiles.shape[1]):
@@ -138,7 +138,7 @@ def reduction_256n(unit: Unit, padded: Sums) -> Sums:
 
 
 def reduction_256n_two(unit: Unit, padded: Sums) -> Sums:
-    """(P·A)·Pᵀ for each tile, the latter accumulated: two products a tile (the work-inefficient form)."""
+    """(P·A)·Pᵀ for each tile, the second product accumulated: two products per tile (the work-inefficient form)."""
     found = None
     tiles = _tiles(padded)
     for number in range(tiles.shape[1]):
@@ -148,14 +148,14 @@ def reduction_256n_two(unit: Unit, padded: Sums) -> Sums:
 
 
 def reduction_block(unit: Unit, padded: Sums) -> Sums:
-    """`reduction_256n` of a segment's parts, one for each warp, and then of their results."""
+    """`reduction_256n` of a segment's parts, one for each warp, and then `reduction_256` of their results."""
     parts = _padded(padded, WARPS * TILE)
     sums = reduction_256n(unit, parts.reshape(-1, parts.shape[1] // WARPS)).reshape(len(padded), WARPS)
     return reduction_256(unit, _padded(sums, TILE))
 
 
 def reduction_grid(unit: Unit, padded: Sums) -> Sums:
-    """Two kernels: blocks reduce their parts of a segment, and then one block a segment the blocks' results."""
+    """Two kernels: blocks reduce their parts of a segment, and then one block per segment reduces their results."""
     parts = _padded(padded, BLOCK)
     blocks = parts.shape[1] // BLOCK
     sums = reduction_block(unit, parts.reshape(-1, BLOCK)).reshape(len(padded), blocks)
@@ -166,12 +166,12 @@ def reduction_grid(unit: Unit, padded: Sums) -> Sums:
 
 
 def scan_16(unit: Unit, padded: Sums) -> Sums:
-    """A·U, for segments of 16: sixteen of them are the rows of a tile."""
+    """A·U, for segments of 16: sixteen segments are the rows of a tile."""
     return scan_16n(unit, _exactly(padded, SIDE))
 
 
 def scan_16n(unit: Unit, padded: Sums) -> Sums:
-    """A·U along sixteen segments that are rows; the last column is carried into the accumulators of the next tile."""
+    """A·U along sixteen segments that are rows; the last column is carried to the accumulators of the next tile."""
     rows = _side_by_side(padded)  # group, tile, segment, element
     found, carried = np.empty(rows.shape, unit.kind), None
     for number in range(rows.shape[1]):
@@ -186,7 +186,7 @@ def scan_256(unit: Unit, padded: Sums) -> Sums:
 
 
 def scan_256n(unit: Unit, padded: Sums) -> Sums:
-    """A·U + (L·A)·1 tile by tile; the last element is carried into the accumulators of the next one."""
+    """A·U + (L·A)·1 tile by tile; the last element is carried to the accumulators of the next tile."""
     tiles = _tiles(padded)
     found, carried = np.empty(tiles.shape, unit.kind), None
     for number in range(tiles.shape[1]):
@@ -198,21 +198,21 @@ def scan_256n(unit: Unit, padded: Sums) -> Sums:
 
 
 def scan_block(unit: Unit, padded: Sums) -> Sums:
-    """`scan_256n` of a segment's parts, one for each warp; each adds the sum of the parts before it."""
+    """`scan_256n` of a segment's parts, one for each warp; each part then adds the sum of the parts before it."""
     parts = _padded(padded, WARPS * TILE)
     scanned = scan_256n(unit, parts.reshape(-1, parts.shape[1] // WARPS)).reshape(len(padded), WARPS, -1)
     return _with_earlier(unit, scanned, scan_256).reshape(parts.shape)[:, : padded.shape[1]]
 
 
 def scan_grid(unit: Unit, padded: Sums) -> Sums:
-    """Three kernels: blocks scan their parts of a segment, the parts' sums are scanned, and added to what follows."""
+    """Three kernels: blocks scan their parts of a segment, the parts' sums are scanned, and added to later parts."""
     parts = _padded(padded, BLOCK)
     scanned = scan_block(unit, parts.reshape(-1, BLOCK)).reshape(len(padded), -1, BLOCK)
     return _with_earlier(unit, scanned, scan_block).reshape(parts.shape)[:, : padded.shape[1]]
 
 
 def _with_earlier(unit: Unit, scanned: Sums, scan: Callable[[Unit, Sums], Sums]) -> Sums:
-    """Return scanned parts (segments, parts, elements) with the sum of the parts before each added."""
+    """Return scanned parts (segments, parts, elements), with the sum of the earlier parts added to each."""
     count = scanned.shape[1]
     totals = scan(unit, _padded(scanned[:, :, -1], TILE))[:, :count]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -224,7 +224,7 @@ def _with_earlier(unit: Unit, scanned: Sums, scan: Callable[[Unit, Sums], Sums])
 
 
 def _padded(values: Sums, multiple: int) -> Sums:
-    """Return rows (rows, elements) with +0 at their ends up to a multiple of elements."""
+    """Return rows (rows, elements), padded with +0 to a multiple of elements."""
     return np.pad(values, ((0, 0), (0, -values.shape[1] % multiple)))
 
 
@@ -235,13 +235,13 @@ def _exactly(padded: Sums, length: int) -> Sums:
 
 
 def _tiles(padded: Sums) -> Sums:
-    """Return (segments, tiles, 16, 16), row after row."""
+    """Return segments as tiles (segments, tiles, 16, 16), filled row by row."""
     whole = _padded(padded, TILE)
     return whole.reshape(len(whole), -1, SIDE, SIDE)
 
 
 def _side_by_side(padded: Sums) -> Sums:
-    """Return (groups, tiles, segments, elements): sixteen segments in each group, sixteen elements in each tile."""
+    """Return (groups, tiles, segments, elements): sixteen segments per group, sixteen of their elements per tile."""
     segments, length = padded.shape
     whole = np.pad(padded, ((0, -segments % SIDE), (0, 0)))
     return whole.reshape(-1, SIDE, length // SIDE, SIDE).swapaxes(1, 2)
@@ -258,7 +258,7 @@ REDUCTIONS: Mapping[str, tuple[Callable[[Unit, Sums], Sums], int]] = {
     "reduction_block": (reduction_block, TILE),
     "reduction_grid": (reduction_grid, TILE),
 }
-"""By name: the function, and of what number of elements segments are padded to a multiple."""
+"""Name → the function, and the number of elements to a multiple of which segments are padded."""
 
 SCANS: Mapping[str, tuple[Callable[[Unit, Sums], Sums], int]] = {
     "scan_16": (scan_16, SIDE),
@@ -270,7 +270,7 @@ SCANS: Mapping[str, tuple[Callable[[Unit, Sums], Sums], int]] = {
 }
 
 LONGEST = {"reduction_16": SIDE, "reduction_256": TILE, "scan_16": SIDE, "scan_256": TILE}
-"""Elements of a segment at most, of the algorithms that take one tile."""
+"""Maximum number of elements of a segment, for the algorithms on one tile."""
 
 
 def reduce(name: str, values: npt.ArrayLike, lengths: Sequence[int], unit: Unit | None = None) -> Sums:
@@ -278,12 +278,12 @@ def reduce(name: str, values: npt.ArrayLike, lengths: Sequence[int], unit: Unit 
 
     Args:
         name: one of `REDUCTIONS`.
-        values: of all segments, one after the other; they are rounded to half precision.
-        lengths: of the segments, in elements; a segment of none has the sum +0.
-        unit: what multiplies (a new one with single accumulators if left out).
+        values: values of all segments, one segment after the other; they are rounded to half precision.
+        lengths: number of elements of each segment; an empty segment has the sum +0.
+        unit: the matrix unit (default: a new one with single-precision accumulators).
 
     Raises:
-        ValueError: lengths do not add up to the values, or a segment is too long for the algorithm.
+        ValueError: lengths do not add up to the number of values, or a segment is too long for the algorithm.
     """
     algorithm, multiple = REDUCTIONS[name]
     unit, padded = unit or Unit(), _segments(values, lengths, multiple)[0]
@@ -299,7 +299,7 @@ def scan(name: str, values: npt.ArrayLike, lengths: Sequence[int], unit: Unit | 
 
 
 def _segments(values: npt.ArrayLike, lengths: Sequence[int], multiple: int) -> tuple[Sums, npt.NDArray[np.bool_]]:
-    """Return segments as rows that are padded with +0, and where in them values stand."""
+    """Return segments as rows padded with +0, and a mask of the elements that are values."""
     with np.errstate(over="ignore"):
         flat = np.asarray(values).astype(np.float16)
     each = np.asarray(lengths, np.int64)

@@ -1,4 +1,4 @@
-"""Advice: what to change in a program, with the gain and the place, from questions that register themselves.
+"""Advice: what to change in a program, where, and the expected gain, from questions that register themselves.
 
 >>> from xsp import advise, load                              # doctest: +SKIP
 >>> for piece in advise.of(load("runs/demo")).advice:         # doctest: +SKIP

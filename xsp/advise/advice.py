@@ -1,4 +1,4 @@
-"""A piece of advice, and what a question is asked about. Plain data: nothing here needs more than a trace."""
+"""A piece of advice, and the subject of a question. Plain data: nothing here needs more than a trace."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_SPANS = 20
-"""Ids of spans that a place names; `calls` counts all."""
+"""Maximum number of span ids in a place; `calls` counts all calls."""
 
 
 class OfOthers(AnalysisError):
-    """A question has nothing to say of this because another one has: it is not listed as unanswered."""
+    """Another question covers this subject: the question is not listed as unanswered."""
 
 
 class Needs(enum.IntEnum):
@@ -42,16 +42,16 @@ class Interval:
 
     @property
     def holds_zero(self) -> bool:
-        """Whether it may be nothing, or less."""
+        """Whether the lower end is zero or negative."""
         return self.low <= 0
 
     def times(self, factor: float) -> Interval:
-        """Return it multiplied; a negative factor swaps the ends."""
+        """Return the interval multiplied by `factor`; a negative factor swaps the ends."""
         ends = sorted((self.low * factor, self.high * factor))
         return Interval(ends[0], self.value * factor, ends[1])
 
     def within(self, most: float) -> Interval:
-        """Return it with no end above `most`."""
+        """Return the interval with its value and both ends limited to `most`."""
         return Interval(min(self.low, most), min(self.value, most), min(self.high, most))
 
 
@@ -62,11 +62,10 @@ class Place:
     module: str | None = None
     op: str | None = None
     spans: tuple[str, ...] = ()
-    """Ids of the merged step, the column `span_id`, as `xsp analyze` and the exports have them; the first
-    `MOST_SPANS`."""
+    """Span ids of the merged step (column `span_id`), as in `xsp analyze` and the exports; the first `MOST_SPANS`."""
 
     calls: int | None = None
-    """All of them in a step, None if unknown."""
+    """Number of calls in a step; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -74,85 +73,86 @@ class Advice:
     """A piece of advice: the flaw, its place, the gain of a change, the change, and its effect on results."""
 
     question: str
-    """Name of the question that it answers."""
+    """Name of the question that the piece answers."""
 
     what: str
     """What is wrong, in one line."""
 
     where: tuple[Place, ...]
     gain: Interval
-    """Expected gain in milliseconds of a step. A piece whose interval holds zero is not shown."""
+    """Expected gain in milliseconds per step. A piece whose interval contains zero is not shown."""
 
     at_most: bool
-    """Whether the gain is an upper bound (all of the time concerned) and no expectation."""
+    """Whether the gain is an upper bound (all of the time concerned) and not an expectation."""
 
     of_step_percent: float
-    """The gain in percent of the time of a step."""
+    """Gain in percent of the step time."""
 
     why: tuple[str, ...]
-    """The figures that it rests on."""
+    """Figures that the piece is based on."""
 
     do: str
-    """What to type or to write."""
+    """What to type, or what to change in the code."""
 
     changes_numbers: str | None = None
-    """None if results stay as they are, bit for bit or within rounding; else what changes, with the error if known."""
+    """None if results are unchanged, bit for bit or within rounding; else what changes, with the error if known."""
 
     trial: str | None = None
-    """Name of the trial that applies it from outside (`threads=2`, `channels_last`); None if only a person can."""
+    """Name of the trial that applies the change from outside (`threads=2`, `channels_last`); None if only a person can
+    apply it."""
 
     number: str | None = None
-    """Of the question, where it is one of Q1 to Q6; the registry fills it in."""
+    """Number of the question, where it is one of Q1 to Q6; the advisor fills it in."""
 
     by_call: Mapping[int, float] = field(default_factory=dict, repr=False)
-    """Number of a call in the graph → what it gains of it, in milliseconds, below zero where it gets slower; empty
-    where the question does not tell. Pieces that change the same calls are not added up, see `together`."""
+    """Number of a call in the graph → gain for that call in milliseconds, negative where the call gets slower; empty
+    where the question does not report it. Gains of pieces that change the same calls are not summed, see `together`."""
 
     once_ms: float = 0.0
-    """What it costs beside its calls, taken off its gain already."""
+    """Cost of the change beyond its calls, in milliseconds; already subtracted from the gain."""
 
     gain_known: bool = True
-    """Whether the gain says what can be expected. False where nothing tells it but a trial: the gain is then all of the
-    time concerned, is shown as not known, and the piece stands behind those whose gain is known."""
+    """Whether the gain is an estimate. False where only a trial can measure it: the gain is then all of the time
+    concerned and is shown as not known, and the piece is listed after the pieces whose gain is known."""
 
     option: bool = False
-    """Whether nothing is wrong with the step, and it is a trade: less time for results of less precision. Options stand
-    behind all other pieces."""
+    """Whether the piece is a trade-off and not a flaw: less time for less precise results. Options are listed after all
+    other pieces."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The time of the step, of which gains are a part."""
+    """The step time that gains are shares of."""
 
     ms: Interval
     what: str = "step"
-    """`step`; `iteration`, with the time since the step before; `window` where the trace tells no steps: from the first
-    work of a device to the end of its last."""
+    """`step`; `iteration`, which includes the time since the previous step; `window` where the trace has no steps: from
+    the start of a device's first work to the end of its last."""
 
     steps: int | None = None
-    """That were timed."""
+    """Number of timed steps."""
 
 
 @dataclass
 class Asked:
-    """The subject of questions: a trace, or a model without one. Derived data is computed once."""
+    """The subject of questions: a trace, or a model without a trace. Derived data is computed once."""
 
     trace: Trace | None
     source: str | None = None
-    """What the user named: a run, a file, a model. None for a trace that was handed over."""
+    """The run, file or model as the user named it. None for a trace that was passed in."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the command that the second line knows: `threads`, `timings`, `fill`, `batch`, `train`, `shape`,
-    `sequence`, `device`, those that were given."""
+    """Options of the command that providers read, as far as they were given: `threads`, `timings`, `fill`, `batch`,
+    `train`, `shape`, `sequence`, `device`."""
 
     providers: Mapping[str, Callable[[Asked], Any]] = field(default_factory=dict)
-    """Name → what makes that part; see `xsp.advise.registry.provides`."""
+    """Name of a part → the function that makes it; see `xsp.advise.registry.provides`."""
 
     _made: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def answers(self) -> Answers:
-        """The tables of analyses of the trace, each computed once.
+        """The tables of the trace's analyses, each computed once.
 
         Raises:
             AnalysisError: there is no trace.
@@ -164,7 +164,7 @@ class Asked:
         """The trace.
 
         Raises:
-            AnalysisError: there is none.
+            AnalysisError: there is no trace.
         """
         if self.trace is None:
             raise AnalysisError(f"{self.source or 'this'} was not run: `xsp profile {self.source or 'MODEL'}` records")
@@ -172,34 +172,34 @@ class Asked:
 
     @cached_property
     def step(self) -> Step | None:
-        """The time of a step of the trace; None where nothing tells it."""
+        """The step time of the trace; None where it is unknown."""
         from xsp.advise import steptime
 
         return steptime.of(self.answers) if self.trace is not None else None
 
     @property
     def graph(self) -> Any:
-        """The graph (`xsp.graph.Graph`) of what is asked about; raises as `part`."""
+        """The graph (`xsp.graph.Graph`) of the subject; raises the errors of `part`."""
         return self.part("graph")
 
     @property
     def bound(self) -> Any:
-        """The bound (`xsp.bound.Bound`), joined with the trace where there is one; raises as `part`."""
+        """The bound (`xsp.bound.Bound`), joined with the trace where there is one; raises the errors of `part`."""
         return self.part("bound")
 
     def made(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` makes; several questions that start from the same have it made once."""
+        """Return the cached result of `make` under `name`, so that questions which share it compute it once."""
         if name not in self._made:
             self._made[name] = make()
         found: T = self._made[name]
         return found
 
     def part(self, name: str) -> Any:
-        """Return what a provider makes of this; it is asked once, and so is one that fails.
+        """Return the part that a provider makes of this subject; the provider is called once, even if it fails.
 
         Raises:
-            AnalysisError: nothing provides it.
-            XspError: its provider says why it cannot be made.
+            AnalysisError: no installed provider makes this part.
+            XspError: the provider cannot make the part; the message gives the reason.
         """
         if name not in self._made:
             make = self.providers.get(name)

@@ -1,4 +1,4 @@
-"""Ask all questions, keep what is worth saying, and put the best first."""
+"""Ask all questions, keep the advice that is worth showing, and put the best first."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
 BOUND_COUNTS = 0.5
-"""What an upper bound counts against an expected gain when pieces are ordered."""
+"""Weight of an upper bound relative to an expected gain when pieces are ordered."""
 
 LEAST_PERCENT = 1.0
-"""Of the step: what surely gains less is not worth a line."""
+"""Minimum percentage of the step that a piece may gain to be worth a line, judged by the upper end of its interval."""
 
 
 @dataclass(frozen=True)
 class Advised:
-    """What is advised, best first, and what could not be answered."""
+    """The advice, best first, and the questions that could not be answered."""
 
     name: str
     step: Step | None
@@ -33,16 +33,16 @@ class Advised:
     """Names of the questions that were answered, with or without advice."""
 
     unanswered: Mapping[str, str]
-    """Name of a question → why it could not be."""
+    """Name of a question → why it could not be answered."""
 
     left_out: Mapping[str, int]
-    """Pieces that are not shown → how many: for their interval, for their size, for what they change."""
+    """Reason for leaving pieces out (their interval, their size, a change of results) → number of pieces."""
 
     ideal: tuple[str, ...] = ()
-    """How far the step is from the best that is installed (Q1), in lines; empty where nothing tells."""
+    """Lines that state how far the step is from the fastest installed implementations (Q1); empty where unknown."""
 
     together: Together | None = None
-    """What pieces gain together, and in which order, options left out; None of fewer than two that tell which calls
+    """Combined gain of the pieces without options, and their order; None if fewer than two pieces report which calls
     they change."""
 
 
@@ -59,7 +59,7 @@ def of(
     Args:
         what: a trace, the path of a run or of a trace file, or the name of a model.
         only: names of questions; default: all.
-        most: ask only questions that need no more than this; `Needs.TRACE`: those that a trace alone answers.
+        most: ask only questions that need no more than this; `Needs.TRACE`: questions that a trace alone answers.
         same_numbers: leave out advice that changes results.
         settings: see `Asked.settings`.
 
@@ -95,7 +95,7 @@ def of(
 
 
 def _without_gain(pieces: Sequence[Advice], doubt: str | None) -> list[Advice]:
-    """Return pieces that rest on timings as what only a trial can tell, where these do not hold for the step."""
+    """Return pieces based on timings, with `gain_known` False if `doubt` says that timings do not hold for the step."""
     return [each if doubt is None else replace(each, gain_known=False, why=(*each.why, doubt)) for each in pieces]
 
 
@@ -103,11 +103,11 @@ def _ideal(asked: Asked) -> tuple[str, ...]:
     try:
         return tuple(asked.part("ideal"))
     except XspError:
-        return ()  # the questions that need a bound say why there is none
+        return ()  # the questions that need a bound report why there is none
 
 
 def asked_about(what: Any, settings: Mapping[str, Any] | None = None) -> Asked:
-    """Return what is asked about: a loaded trace, or a run, a trace file, a model by where it lies.
+    """Return the subject: a loaded trace, or a run, a trace file or a model given by path or name.
 
     Raises:
         TraceError: there is no such run, or it cannot be read.
@@ -139,7 +139,7 @@ def _is_there(what: str) -> bool:
 
 
 def _is_of_models(what: str) -> bool:
-    """Return whether a file may hold a model or a graph: what those end in."""
+    """Return whether a file may contain a model or a graph, judged by its suffix."""
     return what.endswith((".onnx", ".pt2", ".json", ".py"))
 
 
@@ -153,7 +153,7 @@ def _chosen(only: Sequence[str], most: Needs) -> list[Question]:
 
 
 def _of_one_trial(found: Sequence[Advice]) -> list[Advice]:
-    """Return pieces of which each trial is advised once: by an expectation, else by the smaller bound.
+    """Return the pieces with each trial advised only once: by an expectation, else by the smaller bound.
 
     A bound is not shown beside an expectation of another value of the same setting (`threads=1` and `threads=2`).
     """
@@ -188,12 +188,12 @@ def _kept(found: Sequence[Advice], same_numbers: bool) -> tuple[list[Advice], di
 
 
 def _setting(piece: Advice) -> str | None:
-    """Return what a piece would set, without the value."""
+    """Return the name of the setting that a piece changes, without the value."""
     return None if piece.trial is None else piece.trial.partition("=")[0]
 
 
 def _place(piece: Advice) -> tuple[bool, bool, float, str, str]:
-    """Return where a piece stands: options last, before them what has no known gain; by gain, where a bound counts less
-    than an expectation."""
+    """Return the sort key of a piece: options last, before them pieces without a known gain; then by gain, where a
+    bound counts less than an expectation."""
     worth = piece.gain.value * (BOUND_COUNTS if piece.at_most else 1.0)
     return piece.option, not piece.gain_known, -worth, piece.question, piece.what

@@ -1,4 +1,5 @@
-"""What algebra saves: products in a costly order, of one-hot vectors, by broadcasting; inverses; gradients of zeros."""
+"""Work that algebra saves: products in a costly order, with one-hot vectors or by broadcasting; inverses; gradients of
+which most rows are zero."""
 
 from __future__ import annotations
 
@@ -15,24 +16,24 @@ from xsp.schema import Kind
 PRODUCTS = ("aten::matmul", "aten::mm", "aten::mv")
 
 MOST_SHARE = 0.5
-"""Of the multiplications, that the other order may need for it to be worth a line."""
+"""Maximum share of the multiplications that the other order may need for the advice to be worth a line."""
 
 MOST_ROWS = 0.25
-"""Of a table, that a step may look up at most for a sparse gradient to be worth a line."""
+"""Maximum share of a table's rows that a step may look up for a sparse gradient to be worth a line."""
 
 _Sizes = tuple[int, int, int, int]
 """m, k, n, p of (m×k @ k×n) @ n×p."""
 
 _PASSES = 2
-"""Least times that a row of a sparse gradient is written, where one of a dense gradient is written once."""
+"""Minimum number of times that a row of a sparse gradient is written; a row of a dense gradient is written once."""
 
 
 @question("product-order", "Are products of matrices taken in the costly order?", number="Q4")
 def product_order(asked: Asked) -> Iterator[Advice]:
-    """Two products, one right after the other in a module, that need fewer multiplications as A(Bx) than as (AB)x.
+    """Two consecutive products in a module that need fewer multiplications as A(Bx) than as (AB)x.
 
-    Shapes tell it, and not which tensors these are: the advice holds where the second product takes the result of the
-    first. Layers (`aten::linear`) are left out, since their weights are given, and so is what a backward pass does.
+    Only shapes are known, not which tensors they belong to: the advice holds where the second product takes the result
+    of the first. Layers (`aten::linear`) are left out, since their weights are given, and so are backward passes.
     """
     whole = calls.step_ms(asked)
     found: dict[tuple[str | None, _Sizes], list[tuple[Call, Call]]] = {}
@@ -69,7 +70,7 @@ def product_order(asked: Asked) -> Iterator[Advice]:
 
 
 def _sizes(first: Call, second: Call) -> _Sizes | None:
-    """Return m, k, n, p of (m×k @ k×n) @ n×p where the other order is worth it; None of anything else."""
+    """Return m, k, n, p of (m×k @ k×n) @ n×p if the other order is worth it, else None."""
     if not (first.name in PRODUCTS and second.name in PRODUCTS and first.is_op and second.is_op):
         return None
     a, b, ab, x = (_matrix(each.shapes, at) for each in (first, second) for at in (0, 1))
@@ -82,9 +83,9 @@ def _sizes(first: Call, second: Call) -> _Sizes | None:
 
 
 def _is_used(sizes: _Sizes, later: list[Call]) -> bool:
-    """Return whether two products may have their left factor in common, and something later takes the first's result.
+    """Return whether two products may share their left factor, and a later call takes the result of the first.
 
-    Only where shapes leave that open: both left factors are of one size. What is later no product tells.
+    This is possible only if both left factors have the same shape. Later products do not count.
     """
     m, k, n, _ = sizes
     return k == n and any([m, n] in each.shapes for each in later if each.name not in PRODUCTS)
@@ -99,10 +100,10 @@ def _matrix(shapes: list[object], at: int) -> tuple[int, ...] | None:
 
 @question("dense-gradient", "Is the gradient of a large table made dense for a few of its rows?", number="Q4")
 def dense_gradient(asked: Asked) -> Iterator[Advice]:
-    """Gradients of embeddings that are zero but for the rows that a step looked up, which are few of all.
+    """Gradients of embeddings that are zero except in the few rows that a step looked up.
 
-    The operator that makes the gradient counts, and what the optimizer does with all rows: of an operator over lists of
-    tensors the table's share of the elements.
+    The time is that of the operator that makes the gradient and of the optimizer's operators on all rows; of an
+    operator over lists of tensors, the table's share of the elements counts.
     """
     whole = calls.step_ms(asked)
     tables = [each for each in calls.every(asked) if each.name == "aten::embedding" and each.first_shape]
@@ -134,7 +135,7 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
 
 
 def _updating(asked: Asked, tables: set[tuple[int, ...]]) -> Iterator[float]:
-    """Yield what operators of the optimizer take for tensors of some shapes, in ns."""
+    """Yield the time in ns that each operator of the optimizer takes for tensors of the shapes in `tables`."""
     for root in (each for each in calls.every(asked) if each.kind == Kind.OPTIMIZER):
         for each in (inner for inner in root.every() if inner.is_outer_op and inner.shapes):
             first = each.shapes[0]
@@ -146,7 +147,7 @@ def _updating(asked: Asked, tables: set[tuple[int, ...]]) -> Iterator[float]:
 
 
 def _looked_up(call: Call) -> int:
-    """Return how many indices a gradient is made for; 0 where shapes do not tell."""
+    """Return the number of indices that a gradient is made for; 0 if the shapes do not give it."""
     shape = call.shapes[1] if len(call.shapes) > 1 else None
     if not isinstance(shape, list) or not shape or not all(type(size) is int for size in shape):
         return 0
@@ -155,9 +156,9 @@ def _looked_up(call: Call) -> int:
 
 @question("one-hot", "Are rows of a table looked up by a product with one-hot vectors?", number="Q4")
 def one_hot(asked: Asked) -> Iterator[Advice]:
-    """Products of one-hot vectors with a matrix, which copy rows of it, with all their multiplications by zero.
+    """Products of one-hot vectors with a matrix, which copy rows of the matrix by multiplying mostly by zero.
 
-    Shapes tell which products take them. Their gradient is a product as well, in the backward pass.
+    Shapes identify the products that take the vectors. The gradient in the backward pass is a product as well.
     """
     whole = calls.step_ms(asked)
     outer = [each for each in calls.every(asked) if each.is_outer_op]
@@ -205,7 +206,7 @@ def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 BROADCAST_TIMES = 4
-"""Times its larger factor that a tensor made by broadcasting has to be, to be worth a line."""
+"""Minimum size of a tensor made by broadcasting, as a multiple of its larger factor, to be worth a line."""
 
 _ELEMENTWISE = {
     "aten::mul": ("products", "torch.einsum, `@` or torch.bmm multiply and add at once"),
@@ -217,9 +218,9 @@ _SUMS = ("aten::sum", "aten::mean", "aten::norm", "aten::linalg_vector_norm")
 
 @question("broadcast-product", "Are products or distances computed by broadcasting, and summed up?", number="Q4")
 def broadcast_product(asked: Asked) -> Iterator[Advice]:
-    """Tensors that broadcasting makes many times as large as both factors, and a sum makes small again right away.
+    """Tensors that broadcasting makes many times as large as both factors, and that a sum reduces right away.
 
-    A product of matrices multiplies and adds without writing them. Shapes tell it, and the order of the calls.
+    A matrix product multiplies and adds without writing such a tensor. Shapes and the order of the calls identify them.
     """
     whole = calls.step_ms(asked)
     found: dict[tuple[str, str], list[list[Call]]] = {}
@@ -257,7 +258,7 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
 
 
 def _summed(first: Call, later: Sequence[Call]) -> list[Call]:
-    """Return a call that broadcasts and those after it up to the sum of what it made; empty where none sums it."""
+    """Return a call that broadcasts and the calls up to the sum of its result; empty if its result is not summed."""
     made = _broadcast(first)
     those = [first]
     for each in later if made is not None else ():
@@ -270,7 +271,7 @@ def _summed(first: Call, later: Sequence[Call]) -> list[Call]:
 
 
 def _broadcast(call: Call) -> tuple[int, ...] | None:
-    """Return the shape that an elementwise operator makes of two smaller tensors; None where it does not."""
+    """Return the shape that an elementwise operator makes of two much smaller tensors; None for any other call."""
     if call.name not in _ELEMENTWISE or not call.is_op:
         return None
     given = [each for each in call.shapes[:2] if isinstance(each, list) and each and all(type(n) is int for n in each)]
@@ -287,12 +288,12 @@ def _broadcast(call: Call) -> tuple[int, ...] | None:
 _INVERSES = ("aten::inverse", "aten::linalg_inv", "aten::linalg_pinv")
 
 SOLVING = 1 / 3
-"""Multiplications of a factorisation by those of an inverse: 2/3 n³ and 2 n³ (Golub and Van Loan, 3.2 and 3.4)."""
+"""Operations of a factorisation relative to those of an inverse: 2/3 n³ to 2 n³ (Golub and Van Loan, 3.2 and 3.4)."""
 
 
 @question("inverse", "Is a matrix inverted to multiply with it?", number="Q4")
 def inverse(asked: Asked) -> Iterator[Advice]:
-    """Inverses of matrices that a product takes: solving factorises alone, which is a third of the work."""
+    """Inverses of matrices that a product takes: solving only factorises, which is a third of the work."""
     whole = calls.step_ms(asked)
     outer = [each for each in calls.every(asked) if each.is_outer_op and each.phase != "backward"]
     found: list[Call] = []

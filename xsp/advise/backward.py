@@ -1,4 +1,4 @@
-"""What a backward pass does for nothing: gradients that nobody applies, layers computed again, checks for NaN."""
+"""Unnecessary work in a backward pass: gradients that no optimizer applies, recomputed layers, checks for NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-"""The node that adds a gradient to a parameter's; the shape of what it is given is the parameter's."""
+"""The node that accumulates a gradient into a parameter's; the shape of its input is the parameter's."""
 
 LEAST_CHECKS = 4
 
@@ -21,10 +21,10 @@ Shape = tuple[int, ...]
 
 @question("unused-gradients", "Are gradients computed that no optimizer applies?", number="Q4")
 def unused_gradients(asked: Asked) -> Iterator[Advice]:
-    """Gradients of parameters that the optimizer of the step does not update: of a backbone that was to be frozen.
+    """Gradients of parameters that the step's optimizer does not update, as of a backbone that was meant to be frozen.
 
-    Parameters are told by their shapes. What counts is the part of the last backward pass that comes after the last
-    gradient which the optimizer applies; without it no gradient is missing that the optimizer has.
+    Parameters are identified by their shapes. The part of the last backward pass after the last gradient that the
+    optimizer applies counts; without that part the optimizer still gets all the gradients that it applies.
     """
     whole = calls.step_ms(asked)
     for step in (each for each in calls.every(asked) if each.kind == Kind.STEP):
@@ -34,7 +34,7 @@ def unused_gradients(asked: Asked) -> Iterator[Advice]:
         if not updated or not passes:
             continue
         last = passes[-1]
-        inputs = {each.first_shape for each in inside if each.level == Level.LAYER}  # which may have gradients, too
+        inputs = {each.first_shape for each in inside if each.level == Level.LAYER}  # inputs may have gradients, too
         leaves = [each for each in last.every() if each.name == ACCUMULATE and each.first_shape not in (None, *inputs)]
         needed, unused, is_certain = _needed(leaves, updated)
         if not needed or not unused:
@@ -62,10 +62,10 @@ def unused_gradients(asked: Asked) -> Iterator[Advice]:
 
 
 def _updated(optimizers: Sequence[Call]) -> Counter[Shape]:
-    """Return how many parameters of each shape optimizers update.
+    """Return how many parameters of each shape the optimizers update.
 
-    Of the operators that write in place it is one that writes to tensors of the most shapes, and of those the one with
-    the fewest: others write to state as well, or to parameters of one group alone.
+    The in-place operator that writes to tensors of the most shapes is counted, and among several such operators the one
+    that writes to the fewest tensors: others also write to state, or only to the parameters of one group.
     """
     by_op: dict[str, Counter[Shape]] = {}
     for each in (inner for one in optimizers for inner in one.every() if inner.is_op):
@@ -80,9 +80,10 @@ def _updated(optimizers: Sequence[Call]) -> Counter[Shape]:
 
 
 def _needed(leaves: Sequence[Call], updated: Counter[Shape]) -> tuple[list[Call], list[Call], bool]:
-    """Return the gradients that are applied, those that are not, and whether no shape is among both.
+    """Return the gradients that are applied, the gradients that are not, and whether the two have no shape in common.
 
-    Of several of one shape the first ones are taken, since it is the last layers that are trained where others are not.
+    Of several gradients of one shape the first ones are taken as applied: where only some layers are trained, they are
+    the last ones, whose gradients come first.
     """
     left = Counter(updated)
     needed: list[Call] = []
@@ -96,7 +97,7 @@ def _needed(leaves: Sequence[Call], updated: Counter[Shape]) -> tuple[list[Call]
 
 @question("recomputation", "Are layers computed again in the backward pass?", number="Q4")
 def recomputation(asked: Asked) -> Iterator[Advice]:
-    """Activation checkpointing: modules that run a second time in the backward pass, so that less memory is kept."""
+    """Activation checkpointing: modules that run a second time in the backward pass to save memory."""
     whole = calls.step_ms(asked)
     again = [each for root in calls.of(asked) for each in _again(root, False)]
     ms = sum(each.ns for each in again) / 1e6
@@ -128,15 +129,15 @@ def _again(call: Call, in_backward: bool) -> Iterator[Call]:
 
 
 STACK_US = (20.0, 60.0, 120.0)
-"""What it takes to note the Python stack of an operator: 20 µs and 1.6 µs for each frame were measured."""
+"""Microseconds to record the Python stack of an operator; 20 µs plus 1.6 µs per frame were measured."""
 
 
 @question("anomaly-detection", "Is each gradient checked for NaN?", number="Q4")
 def anomaly_detection(asked: Asked) -> Iterator[Advice]:
     """Checks for NaN within the backward pass: autograd's anomaly detection, which is for debugging.
 
-    The time of the checks counts, and what each operator that is recorded for gradients takes to note where in Python
-    it was called.
+    The gain is the time of the checks, plus the time that each operator recorded for gradients takes to record the
+    Python stack of its call.
     """
     whole = calls.step_ms(asked)
     passes = [each for each in calls.every(asked) if each.kind == Kind.BACKWARD]

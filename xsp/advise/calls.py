@@ -1,7 +1,7 @@
-"""The host's calls of a step as trees, with what each took by itself, and how repeats of the step agree on a figure.
+"""The host's calls of a step as trees with their times, and the spread of a figure over repeats of the step.
 
-Calls nest by their times on a thread: phases of the step, modules, operators. Times are true where a trace has true
-ones; what lies between calls inside another one is of the step as it was recorded.
+Calls (phases of the step, modules, operators) nest by their times on a thread. Durations are true times where a trace
+has them; gaps between the calls inside another call are as recorded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from xsp.store.selftimes import BOOKKEEPING, NS
 from xsp.store.trace import Trace
 
 MOST_CALLS = 500_000
-"""Of more calls no tree is made."""
+"""Maximum number of calls in a step for which a tree is built."""
 
 LEAST_MS = 0.05
-"""What takes less is in the noise of any step."""
+"""Milliseconds per step below which a gain is in the noise of any step."""
 
 DESCRIBED = ("aten::batch_norm", "aten::dropout", "aten::embedding_dense_backward", "aten::slice", "aten::select")
-"""Operators whose arguments are asked for."""
+"""Operators whose arguments are read from the trace."""
 
 _QUOTED = ", ".join(f"'{name}'" for name in DESCRIBED)
 _NEXT = "record again with --levels M/L/G, which has operators"
@@ -35,7 +35,7 @@ _NEXT = "record again with --levels M/L/G, which has operators"
 
 @dataclass(eq=False)
 class Call:
-    """A call on the host, with those inside it."""
+    """A call on the host, with the calls inside it."""
 
     span_id: str
     key: str | None
@@ -49,13 +49,13 @@ class Call:
     start_ns: int
     end_ns: int
     ns: float
-    """True, else as recorded, as a share of the step."""
+    """True duration, else the recorded duration scaled to the true step."""
 
     raw_ns: float
-    """As recorded at the deepest rung."""
+    """Duration as recorded at the deepest rung."""
 
     attributes: str | None
-    """JSON, of modules and of `DESCRIBED` operators."""
+    """JSON, for modules and `DESCRIBED` operators only."""
 
     shapes: list[object]
     around: Call | None = None
@@ -63,22 +63,22 @@ class Call:
 
     @property
     def is_op(self) -> bool:
-        """Whether it is an operator's."""
+        """Whether this is the call of an operator."""
         return self.level == Level.OP
 
     @property
     def is_outer_op(self) -> bool:
-        """Whether it is an operator's that no operator calls: the program does."""
+        """Whether this is an operator that the program calls, and not another operator."""
         return self.is_op and (self.around is None or not self.around.is_op)
 
     @property
     def computes(self) -> bool:
-        """Whether it is more than an operator that looks at memory in another way."""
+        """Whether the call does more than an operator that only views or allocates memory."""
         return not self.is_op or self.name.removeprefix("aten::") not in BOOKKEEPING
 
     @property
     def module(self) -> str | None:
-        """The name of the innermost module around it, or its own."""
+        """The name of the innermost module around the call, or of the call itself if it is a module's."""
         at: Call | None = self
         while at is not None and at.level != Level.LAYER:
             at = at.around
@@ -86,26 +86,26 @@ class Call:
 
     @property
     def first_shape(self) -> tuple[int, ...] | None:
-        """The shape of the first input; None where it is no tensor or not known."""
+        """The shape of the first input; None if it is not a tensor or unknown."""
         first = self.shapes[0] if self.shapes else None
         if not isinstance(first, list) or not first or not all(type(size) is int for size in first):
             return None
         return tuple(first)
 
     def takes(self, size: Sequence[int]) -> bool:
-        """Return whether it is given a tensor of that shape, by itself or in a list of tensors."""
+        """Return whether an input is a tensor of that shape, or a list that contains one."""
         wanted = [*size]
         return any(isinstance(each, list) and (each == wanted or wanted in each) for each in self.shapes)
 
     @cached_property
     def given(self) -> tuple[int, ...]:
-        """The numbers of the tensors that a module was given, see `xsp.schema.GIVEN`; empty where it is not told."""
+        """The numbers of a module's input tensors, see `xsp.schema.GIVEN`; empty if not recorded."""
         found = self._told(GIVEN)
         return tuple(each for each in found if type(each) is int)
 
     @cached_property
     def scalars(self) -> list[object]:
-        """The arguments of an operator that are no tensors, in their places; empty where they are not told."""
+        """The arguments of an operator that are not tensors, at their positions; empty if not recorded."""
         return self._told(SCALARS)
 
     def _told(self, name: str) -> list[object]:
@@ -117,11 +117,11 @@ class Call:
 
     @property
     def tensors(self) -> int:
-        """How many of the inputs are known to be tensors."""
+        """The number of inputs that are known to be tensors."""
         return sum(isinstance(each, list) and bool(each) for each in self.shapes)
 
     def every(self) -> Iterator[Call]:
-        """Yield it and all inside."""
+        """Yield this call and all calls inside it."""
         pending = [self]
         while pending:
             at = pending.pop()
@@ -130,22 +130,22 @@ class Call:
 
 
 def of(asked: Asked) -> list[Call]:
-    """Return the outermost calls of the merged step on the host, in their order; made once.
+    """Return the outermost calls of the merged step on the host, in order; computed once.
 
     Raises:
-        AnalysisError: the trace holds no operators, or has work of devices, of which other questions ask.
+        AnalysisError: the trace contains no operators, or contains device work, which other questions cover.
     """
     return asked.made("calls", lambda: _trees(asked))
 
 
 def every(asked: Asked) -> Iterator[Call]:
-    """Yield all calls of the merged step; raises as `of`."""
+    """Yield all calls of the merged step; raises the errors of `of`."""
     for root in of(asked):
         yield from root.every()
 
 
 def gradients(asked: Asked, those: Sequence[Call]) -> list[Call]:
-    """Return the nodes of backward passes that compute gradients of operators, by autograd's sequence numbers."""
+    """Return the backward nodes that compute the gradients of calls, matched by autograd's sequence numbers."""
     numbers = {each.sequence_nr for one in those for each in one.every()} - {None}
     passes = (each for each in every(asked) if each.kind == Kind.BACKWARD)
     return [each for one in passes for each in one.inside if numbers and each.sequence_nr in numbers]
@@ -198,11 +198,11 @@ def _trees(asked: Asked) -> list[Call]:
 
 
 def _fit(step: Call, whole_ns: float) -> None:
-    """Make the times of a step's calls shares of the bare step, and of the call around them, where they are longer.
+    """Scale the times of a step's calls down to the bare step, and to the call around them, where they exceed these.
 
-    Recorded steps are disturbed by more than what spans cost: memory that goes back to the system after one of them
-    was seen to make calls three times as long as in steps that ran bare. Outer calls are known from shallower
-    recordings too, which are disturbed less.
+    Recorded steps are disturbed by more than the cost of spans: memory returned to the system after a recorded step was
+    seen to make calls three times as long as in bare steps. The times of outer calls also come from shallower
+    recordings, which are disturbed less.
     """
     together = max(step.ns, sum(each.ns for each in step.inside))
     pending = [(step, whole_ns / together if 0 < whole_ns < together else 1.0)]
@@ -216,10 +216,10 @@ def _fit(step: Call, whole_ns: float) -> None:
 
 
 def _share(trace: Trace) -> float:
-    """Return by what recorded times are multiplied where there is no true one: the true step by the recorded one.
+    """Return the factor for recorded times without a true time: the true step time divided by the recorded one.
 
-    Recorded steps tell the shares of calls, steps that ran bare how long a step is: on a busy machine recorded ones
-    were seen to take seven times as long.
+    Recorded steps give the shares of calls, bare steps the step time: on a busy machine recorded steps were seen to
+    take seven times as long.
     """
     ((share,),) = trace.con.execute(
         f"SELECT min(true_ns / raw_ns) FROM merged WHERE kind = '{Kind.STEP}' AND raw_ns > 0"
@@ -228,7 +228,7 @@ def _share(trace: Trace) -> float:
 
 
 def _with_steps(roots: list[Call], threads: Mapping[object, list[Call]]) -> list[Call]:
-    """Return the outermost calls, where steps that are of no thread hold what the busiest thread does in them."""
+    """Return the outermost calls, with the busiest thread's calls moved into the steps that belong to no thread."""
     steps = [each for each in threads.get(None, ()) if each.kind == Kind.STEP and not each.inside]
     named = [those for number, those in threads.items() if number is not None]
     if not steps or not named:
@@ -250,9 +250,9 @@ def _shapes(text: str | None) -> list[object]:
 
 
 def per_step(asked: Asked, plus: Sequence[Call], minus: Sequence[Call] = ()) -> list[tuple[float, float]]:
-    """Return for each recorded step with operators: the time of calls, less that of others, and its own; in ns.
+    """Return for each recorded step with operators the time of `plus` minus that of `minus`, and the step time, in ns.
 
-    Several steps may be in one trace of OpenTelemetry, as those of a job whose launcher began it.
+    One OpenTelemetry trace may contain several steps, for example those of a job whose launcher started the trace.
     """
     keys = [each.key for each in plus if each.key], [each.key for each in minus if each.key]
     return asked.traced.con.execute(
@@ -270,13 +270,13 @@ def per_step(asked: Asked, plus: Sequence[Call], minus: Sequence[Call] = ()) -> 
 
 
 def ends(asked: Asked, those: Sequence[Call]) -> tuple[float, float] | None:
-    """Return by which factors the time of calls may lie below and above its mean over steps.
+    """Return the factors from the mean time of calls to the lower and upper ends of its confidence interval.
 
-    From the recorded steps that hold operators, each in relation to its own step, so that a slow step is one of slow
-    calls. Times are above 0: the interval is that of the mean of their logarithms.
+    The calls of each recorded step with operators are taken relative to the time of their step, so that a slow step
+    does not widen the interval. Times are positive: the interval is that of the mean of their logarithms.
 
     Returns:
-        None where fewer than three steps tell.
+        None for fewer than three steps, or if a step has no time or no time in these calls.
     """
     rows = per_step(asked, those)
     ratios = [ns / whole for ns, whole in rows if whole and ns > 0]
@@ -291,13 +291,13 @@ def ends(asked: Asked, those: Sequence[Call]) -> tuple[float, float] | None:
 
 
 def interval(ms: float, factors: tuple[float, float] | None) -> Interval:
-    """Return a figure with the ends that `ends` gives it; without them its ends are itself."""
+    """Return a figure with its ends from the factors of `ends`; without factors both ends are the figure."""
     low, high = factors or (1.0, 1.0)
     return Interval(ms * low, ms, ms * high)
 
 
 def places(calls: Sequence[Call], op: str | None = None) -> tuple[Place, ...]:
-    """Return where calls are: by module, those that take most first."""
+    """Return the places of calls by module, the module with the most time first."""
     by_module: dict[str | None, list[Call]] = {}
     for each in calls:
         by_module.setdefault(each.module, []).append(each)
@@ -309,15 +309,15 @@ def places(calls: Sequence[Call], op: str | None = None) -> tuple[Place, ...]:
 
 
 def _name(those: Sequence[Call]) -> str | None:
-    """Return the name that calls have in common; None where they have several."""
+    """Return the name that all calls share; None if they have several names."""
     return those[0].name if len({each.name for each in those}) == 1 else None
 
 
 def step_ms(asked: Asked) -> float:
-    """Return the time of what gains are a part of.
+    """Return the time, in milliseconds, that gains are shares of.
 
     Raises:
-        AnalysisError: nothing tells it.
+        AnalysisError: no step was timed.
     """
     step = asked.step
     if step is None or not step.ms.value:

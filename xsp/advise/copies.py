@@ -1,4 +1,4 @@
-"""Copies that the program asks for, into another layout or type, and types that cost: double, and half on the host."""
+"""Copies that the program requests, into another layout or type, and costly types: double, and half on the host."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 
 LEAST_PERCENT = 1.0
-"""Of the step, for copies to be worth a line."""
+"""Minimum percentage of the step for copies to be worth a line."""
 
 HALF = (0.2, 0.5, 0.7)
-"""Of the time of an operator in double precision, what single precision saves: about half, where memory or arithmetic
-bounds it; less where the call itself does."""
+"""Share of the time of an operator in double precision that single precision saves (low, expected, high): about half
+where memory or arithmetic bounds the operator, less where the call overhead does."""
 
 _WIDE = ("double", "float64")
 
 
 @question("copies", "Which copies does the program ask for?", number="Q4")
 def copies(asked: Asked) -> Iterator[Advice]:
-    """`clone` that the program calls itself, and `contiguous` where it had to copy; none inside other operators."""
+    """Calls of `clone` by the program itself, and of `contiguous` that had to copy; none inside other operators."""
     whole = calls.step_ms(asked)
     outer = [each for each in calls.every(asked) if each.is_outer_op and each.phase != "backward"]
     clones = [each for each in outer if each.name == "aten::clone"]
@@ -56,7 +56,7 @@ def _copies_inside(call: Call) -> bool:
 
 @question("casts", "Which casts, and which work in double precision?", number="Q6")
 def casts(asked: Asked) -> Iterator[Advice]:
-    """Casts to another floating-point type, and what is computed in double precision beside single precision."""
+    """Casts to another floating-point type, and operators in double precision beside those in single precision."""
     whole = calls.step_ms(asked)
     outer = [each for each in calls.every(asked) if each.is_outer_op]
     found = [each for each in outer if each.name in ("aten::to", "aten::_to_copy") and _types(each)]
@@ -110,18 +110,18 @@ NARROW = {
     "c10::Half": ("float16", {"avx512_fp16", "amx_fp16", "asimdhp"}),
     "c10::BFloat16": ("bfloat16", {"avx512_bf16", "amx_bf16", "bf16"}),
 }
-"""Types of 16 bits as the trace has them: their names, and what a processor has that computes in them."""
+"""16-bit types as the trace names them → their names in PyTorch, and the processor features that compute in them."""
 
 NARROW_PERCENT = 20.0
-"""Of the step, for a narrow type to be worth a line."""
+"""Minimum percentage of the step for a 16-bit type to be worth a line."""
 
 
 @question("half-precision", "Which work is in 16 bits, on a processor that cannot compute in them?", number="Q6")
 def half_precision(asked: Asked) -> Iterator[Advice]:
-    """Operators in float16 or bfloat16 on a processor without instructions for them.
+    """Operators in float16 or bfloat16 on a processor without instructions for these types.
 
-    It converts to float32 and back, and has slow kernels for many of them. What float32 gains is at most all of their
-    time, and a trial tells how much.
+    Such operators convert to float32 and back, and many have slow kernels. float32 gains at most all of their time;
+    only a trial shows how much.
     """
     whole = calls.step_ms(asked)
     outer = [each for each in calls.every(asked) if each.is_outer_op]
@@ -153,7 +153,7 @@ def half_precision(asked: Asked) -> Iterator[Advice]:
 
 
 def _there_and_back(found: Sequence[Call]) -> list[Call]:
-    """Return casts of modules that cast from one type to another and from that to the first."""
+    """Return the casts in modules that cast from one type to another and back."""
     kept = []
     by_module: dict[str | None, list[Call]] = {}
     for each in found:
@@ -165,7 +165,7 @@ def _there_and_back(found: Sequence[Call]) -> list[Call]:
 
 
 def _types(call: Call) -> tuple[str, ...]:
-    """Return the type that a cast reads and the one that it writes; empty where it changes none, or one is unknown."""
+    """Return the types that a cast reads and writes; empty if they are equal, not floating-point or unknown."""
     inner = next((each for each in call.every() if each.name == "aten::copy_"), None)
     if inner is None or inner.dtype is None or call.dtype is None or inner.dtype == call.dtype:
         return ()

@@ -1,4 +1,5 @@
-"""What the loop does beside its steps: waiting for the loader, where no device tells it better, and other work."""
+"""Time of the loop outside its steps: waiting for the data loader, unless a device's idle time covers it, and other
+work."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from xsp.store.iterations import UNDISTURBED
 
 @question("data", "Does the loop wait for data?", number="Q4")
 def data(asked: Asked) -> Iterator[Advice]:
-    """Waiting for the data loader, in an iteration of the loop, from the steps that profiling disturbed least.
+    """Time per iteration of waiting for the data loader, from the steps that profiling disturbed least.
 
-    All of it could be gained, where loading beside the step keeps up with it.
+    All of it can be gained if loading in the background keeps up with the steps.
     """
     trace = asked.traced
     waited = [(data_ns, iteration_ns) for data_ns, _, iteration_ns in _iterations(asked)]
     if not waited:
         if trace.has(Level.KERNEL):
-            return  # `device-idle` has what devices waited for
+            return  # `device-idle` covers the time that devices wait for data
         if trace.run.imported is not None:
             raise AnalysisError("the trace does not tell what the loop waited between steps: `xsp run` does")
         raise AnalysisError("no step ran without recording, so that waiting between steps is unknown; run more steps")
@@ -60,12 +61,13 @@ def data(asked: Asked) -> Iterator[Advice]:
 
 
 BETWEEN_PERCENT = 15.0
-"""Of an iteration, from which on work between steps is worth a line: logging and clearing gradients take less."""
+"""Minimum percentage of an iteration for work between steps to be worth a line; logging and clearing gradients take
+less."""
 
 
 @question("between", "What does the loop do between its steps?", number="Q4")
 def between(asked: Asked) -> Iterator[Advice]:
-    """Time of an iteration in which neither a step runs nor data is waited for: checkpoints, statistics, copies."""
+    """Time of an iteration that is neither in a step nor waiting for data: checkpoints, statistics, copies."""
     found = _iterations(asked)
     ends = summary.mean_interval([ns for _, ns, _ in found])
     if ends is None:
@@ -101,11 +103,11 @@ def between(asked: Asked) -> Iterator[Advice]:
 
 MOST_LINES = 3
 LEAST_PERCENT = 10.0
-"""Lines that are named, and of what was seen between steps, what one takes at least."""
+"""Minimum percentage of the time seen between steps for a line of code to be named; at most `MOST_LINES` are."""
 
 
 def _lines(asked: Asked) -> Iterator[str]:
-    """Yield where the time between steps goes, as it was seen after recorded ones."""
+    """Yield the lines of code that take the time between steps, as seen after recorded steps."""
     for row in asked.answers["between"].dicts()[:MOST_LINES]:
         if (row["percent"] or 0.0) >= LEAST_PERCENT:
             at = ", ".join(filter(None, (row["line"], row["calls"])))
@@ -113,13 +115,13 @@ def _lines(asked: Asked) -> Iterator[str]:
 
 
 def _updates_by_hand(asked: Asked) -> bool:
-    """Return whether a step has a backward pass, and no optimizer of torch's steps in it."""
+    """Return whether a step has a backward pass, but no step of a `torch.optim` optimizer."""
     kinds = {kind for (kind,) in asked.traced.con.execute("SELECT DISTINCT kind FROM merged").fetchall()}
     return Kind.BACKWARD in kinds and Kind.OPTIMIZER not in kinds
 
 
 def _iterations(asked: Asked) -> list[tuple[float, float, float]]:
-    """Return waiting for data, other time between steps, and all, in ns, of the least disturbed iterations."""
+    """Return for each least disturbed iteration the ns of waiting for data, of other time between steps, and in all."""
     return asked.traced.con.execute(
         f"""
         WITH {UNDISTURBED}

@@ -1,4 +1,4 @@
-"""What devices lose time to, and what helps, as far as a trace shows it: idle time, communication, copies.
+"""What devices lose time to (idle time, communication, copies) and what helps, as far as a trace shows it.
 
 Advice is given only if it is specific. What the program does already (graphs, compiled code, workers) is read from the
 trace and not advised again. The bound of the gain is all of the time concerned, in percent of the window of the device:
@@ -24,7 +24,7 @@ RUNNING = 40.0
 """Minimum percentage of the window that the device is busy for advice on kernels."""
 
 HELD = 0.5
-"""Minimum share of the idle time of a cause for one call, or one gap, to be named."""
+"""Minimum share of a cause's idle time for one call, or one gap, to be named."""
 
 AT_BEGIN = 0.01
 """A gap is at the start of the trace if less than this multiple of its length was recorded before it."""
@@ -33,7 +33,7 @@ NAMED = 0.5
 """Minimum percentage of GPU time for an operator to be named."""
 
 MOST = 4
-"""Maximum number of pieces of advice beside a verdict."""
+"""Maximum number of pieces of advice shown with a verdict."""
 
 COMMUNICATION, COPIES, IDLE = "exposed communication", "exposed copies", "idle, "
 
@@ -41,7 +41,7 @@ Row = Mapping[str, Any]
 
 
 class Loss(NamedTuple):
-    """Time of the window that is lost to something."""
+    """Time of the window that is lost to one cause."""
 
     name: str
     percent: float
@@ -49,7 +49,7 @@ class Loss(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What the program does already, as its trace shows."""
+    """What the program does already, according to its trace."""
 
     graphs: bool
     compiled: bool
@@ -57,7 +57,7 @@ class Done(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What helps a device, and the percent of the window that it could gain at most."""
+    """A change that helps a device, and the maximum gain in percent of the window."""
 
     question: str
     what: str
@@ -72,13 +72,13 @@ class Piece(NamedTuple):
         return f"{self.what}: {self.do} (at most {self.percent:.0f} % of the time)"
 
     def advice(self, step: Step) -> Advice:
-        """Return it as advice: its share of a step."""
+        """Return the piece as advice, with its gain as a share of a step."""
         gain = step.ms.times(self.percent / 100)
         return Advice(self.question, self.what, self.where, gain, True, self.percent, (), self.do, self.changes)
 
 
 def done(trace: Trace) -> Done:
-    """Return what a trace shows of graphs, compiled code and workers of the data loader."""
+    """Return whether a trace shows graphs, compiled code and workers of the data loader."""
     ((graphs, compiled, workers),) = trace.con.execute(
         f"""
         SELECT bool_or(level = {int(Level.RUNTIME)} AND contains(name, 'GraphLaunch')),
@@ -93,12 +93,12 @@ def done(trace: Trace) -> Done:
 
 
 def pieces(answers: Answers, whole: Row, losses: Sequence[Loss]) -> list[Piece]:
-    """Return what helps, what could gain most first.
+    """Return the changes that help, the largest possible gain first.
 
     Args:
-        answers: of the trace.
-        whole: the row of `device-activity` of all devices.
-        losses: of the window, the largest first.
+        answers: tables of the trace.
+        whole: the row of `device-activity` for all devices.
+        losses: losses of the window, the largest first.
     """
     from xsp.advise import kernels
 
@@ -115,7 +115,7 @@ def _for_loss(answers: Answers, whole: Row, loss: Loss, already: Done) -> Iterat
         said = _IDLE[cause](answers, already, cause) if cause in _IDLE else None
         name, where = "device-idle", _gaps(answers, cause)
     else:
-        hidden = whole["computation_ms"] >= loss.ms  # what computes for less time cannot hide it
+        hidden = whole["computation_ms"] >= loss.ms  # computation that takes less time than the loss cannot hide it
         kind = "communication" if loss.name == COMMUNICATION else "copies"
         said = (_communication if loss.name == COMMUNICATION else _copies)(answers, hidden)
         name, where = f"device-{kind}", _work(answers, kind)
@@ -125,7 +125,7 @@ def _for_loss(answers: Answers, whole: Row, loss: Loss, already: Done) -> Iterat
 
 
 def _gaps(answers: Answers, cause: str) -> tuple[Place, ...]:
-    """Return where the longest gaps of a cause end: layer and call, with the spans of the calls."""
+    """Return the layers and calls at which the longest gaps of a cause end, with the spans of the calls."""
     longest = answers["idle-gaps"].dicts()
     rows = [row for row in longest if row["cause"] == cause]
     all_there = len(longest) < LONGEST
@@ -149,13 +149,13 @@ _PLACES = 3
 
 
 def _work(answers: Answers, purpose: str) -> tuple[Place, ...]:
-    """Return the device work of a purpose, by name, the longest first."""
+    """Return the places of the device work of a purpose, the longest first."""
     which = f"w.kind = '{Kind.COPY}'" if purpose == "copies" else f"w.purpose = '{OF_COMMUNICATION}'"
     return places(answers.trace, which)
 
 
 def places(trace: Trace, which: str) -> tuple[Place, ...]:
-    """Return where device work is that meets a condition of `device_work`, there called w: layer, operator or name."""
+    """Return the layers and operators of the device work that meets a condition on `device_work`, named w in it."""
     rows = trace.con.execute(
         f"""
         SELECT layer.name, coalesce(op.name, w.name) AS op, count(*), list(w.span_id ORDER BY w.start_ns)[:{MOST_SPANS}]
@@ -170,18 +170,18 @@ def places(trace: Trace, which: str) -> tuple[Place, ...]:
 
 
 class Held(NamedTuple):
-    """What the idle time of a cause consists of."""
+    """The composition of a cause's idle time."""
 
     gaps: int
     ms: float
     call: str | None
     call_ms: float
     longest: Row | None
-    """The part of a gap that is half of it or more, of `idle-gaps`."""
+    """The row of `idle-gaps` of the longest gap; None if it is less than `HELD` of the idle time."""
 
 
 def held(answers: Answers, cause: str) -> Held:
-    """Return what the idle time of a cause consists of, over all devices."""
+    """Return the composition of a cause's idle time, over all devices."""
     rows = [row for row in answers["idle-causes"].dicts() if row["cause"] == cause]
     ms = sum(row["idle_ms"] for row in rows)
     calls: dict[str, float] = {}
@@ -196,7 +196,7 @@ def held(answers: Answers, cause: str) -> Held:
 
 
 def one_gap(gap: Row) -> str:
-    """Return in words where a gap lies, and which call the host was in."""
+    """Return a description of a gap: its time, and the call that the host was in."""
     text = f"one gap of {duration(gap['idle_us'] / 1e3)} at {duration(gap['begins_at_ms'])}"
     if gap["call"] is None:
         return text
@@ -221,11 +221,11 @@ _CALLS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 Said = tuple[str, str]
-"""What is so, and what to do."""
+"""An observation, and what to do about it."""
 
 
 def _host(answers: Answers, already: Done, cause: str) -> Said | None:
-    """Return what helps where launches come late: what one call took, else fewer launches."""
+    """Return what helps where launches come late: advice on the one call that took the time, else fewer launches."""
     what = held(answers, cause)
     if what.longest is not None:
         where = f"{one_gap(what.longest)} is {100 * what.longest['idle_us'] / 1e3 / what.ms:.0f} % of it"
@@ -303,12 +303,12 @@ _IDLE: dict[str, Callable[[Answers, Done, str], Said | None]] = {
 
 
 def short(name: str, most: int = 40) -> str:
-    """Return a name, cut where it is longer than `most` letters."""
+    """Return a name, truncated to `most` characters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _communication(answers: Answers, can_hide: bool) -> Said | None:
-    """Return which collective is exposed most; one rank alone does not tell waiting for others from transfer."""
+    """Return the most exposed collective and what helps; one rank alone cannot separate waiting from transfer."""
     rows = sorted(answers["communication"].dicts(), key=lambda row: -(row["exposed_ms"] or 0))
     if not rows or not rows[0]["exposed_ms"]:
         return None

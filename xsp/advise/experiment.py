@@ -1,7 +1,7 @@
-"""Advice that is tried: the run's program without and with what is advised, in turns, and what it gained.
+"""Trials of advice: the run's program without and with the advised change, in alternating turns, and the measured gain.
 
-A trial is applied from outside the program's code (`xsp.trials`), in the process that runs it under xsp. Turns, their
-order, when to stop and the interval are those of `xsp compare --turns` (`xsp.comparison.turns`).
+A trial is applied from outside the program's code (`xsp.trials`), in the process that runs it under xsp. The turns,
+their order, the stopping rule and the interval are those of `xsp compare --turns` (`xsp.comparison.turns`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from xsp.trials.trial import Trial, named
 Progress = Callable[[str, int, int], None]
 
 TURNS = 6
-"""Of each trial at most, unless told otherwise."""
+"""Default maximum number of turns per trial."""
 
 TRIED, NOT_APPLICABLE, FAILED = "tried", "not applicable", "failed"
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A piece of advice that was tried: what was promised, and what it gave."""
+    """A piece of advice that was tried: the promised gain, and the outcome."""
 
     advice: Advice
     outcome: str
@@ -45,17 +45,17 @@ class Tried:
     before_ms: float | None = None
     after_ms: float | None = None
     real: Interval | None = None
-    """What it gained, in milliseconds of a step of the program as it was run here."""
+    """Measured gain in milliseconds per step of the program as run here."""
 
     turns: int = 0
     applied: tuple[str, ...] = ()
-    """What was changed."""
+    """Changes that the trial applied."""
 
     error: float | None = None
-    """The largest difference of the first results, of the largest value in them."""
+    """Largest difference between the first results of both sides, relative to the largest value in them."""
 
     results: str = ""
-    """What became of results, in words."""
+    """Effect on results, in words."""
 
     @property
     def trial(self) -> str:
@@ -69,9 +69,9 @@ class Tried:
 
     @property
     def off_percent(self) -> float | None:
-        """By how much the gain missed the promise, in percent of the promise; both as shares of the step.
+        """The error of the promise in percent of the promise, with both gains as shares of the step.
 
-        None where the promise was an upper bound only.
+        None where the promise was only an upper bound.
         """
         if self.real_percent is None or self.advice.at_most or not self.advice.of_step_percent:
             return None
@@ -79,30 +79,30 @@ class Tried:
 
     @property
     def came_true(self) -> bool | None:
-        """Whether the step became faster, as promised; None where it was not tried."""
+        """Whether the step became faster, as promised; None where the advice was not tried."""
         return None if self.real is None else self.real.value > 0
 
 
 @dataclass
 class Plan:
-    """What is tried, of which program, and where the runs go."""
+    """A program to try advice on, the folder for its runs, and the finished trials."""
 
     program: Program
     out: Path
-    """A folder: of each trial the runs of both sides."""
+    """Folder for the runs of both sides of each trial."""
 
     trains: bool = False
     turns: int = TURNS
     seed: int = 0
     tried: list[Tried] = field(default_factory=list)
-    """Gets each trial when it is finished."""
+    """Finished trials; each is appended when it ends."""
 
 
 def chosen(advice: Sequence[Advice], most: int) -> list[Advice]:
-    """Return the best pieces that can be tried, at most so many; of several with the same trial the first.
+    """Return the first `most` pieces that can be tried; of several pieces with the same trial only the first.
 
     Raises:
-        UsageError: fewer than one is asked for.
+        UsageError: `most` is less than one.
     """
     if most < 1:
         raise UsageError(f"--try {most}: write how many pieces of advice are to be tried, --try 3")
@@ -114,13 +114,13 @@ def chosen(advice: Sequence[Advice], most: int) -> list[Advice]:
 
 
 def each(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iterator[Tried]:
-    """Try pieces of advice one after the other, and yield each when it is finished.
+    """Try pieces of advice one after the other, and yield each result when it is finished.
 
-    An interrupt ends what runs and passes through; what was yielded before is in `plan.tried`.
+    An interrupt ends the current run and propagates; the results yielded so far are in `plan.tried`.
 
     Raises:
-        ProgramError: the program fails without a trial, too.
-        XspError: runs cannot be written, or hold no step.
+        ProgramError: the program also fails without a trial.
+        XspError: runs cannot be written, or contain no step.
     """
     for number, piece in enumerate(advice, 1):
 
@@ -133,7 +133,7 @@ def each(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iterator[T
 
 
 class _NothingChanged(XspError):
-    """After the first turn it is known that the trial changes nothing."""
+    """The first turn shows that the trial changes nothing."""
 
 
 def _tried(plan: Plan, piece: Advice, progress: Progress) -> Tried:
@@ -160,13 +160,13 @@ def _tried(plan: Plan, piece: Advice, progress: Progress) -> Tried:
         return Tried(piece, NOT_APPLICABLE, str(nothing), turns=len(taken.a))
     except (ProgramError, AnalysisError) as error:
         if repr(after.typed) not in str(error):
-            raise  # it is the program's own
+            raise  # the program itself failed, not the trial
         return Tried(piece, FAILED, _last_line(str(error)), turns=len(taken.a))
     return _measured(piece, taken, trials)
 
 
 def _look(trials: Sequence[Trial], without: dict[str, Any], under: dict[str, Any]) -> None:
-    """Raise where the first turn tells that nothing was changed."""
+    """Raise `_NothingChanged` if the reports of the first turn show that the trial changed nothing."""
     was_so = [trial.was_so(without.get("facts") or {}) for trial in trials]
     if all(was_so):
         raise _NothingChanged("; ".join(filter(None, was_so)))
@@ -199,7 +199,7 @@ def _measured(piece: Advice, taken: turns.Turns, trials: Sequence[Trial]) -> Tri
 
 
 def _results(taken: turns.Turns, trials: Sequence[Trial]) -> tuple[float | None, str]:
-    """Return how far the first results with the trial are from those without, and what to say of it."""
+    """Return the error of the first results with the trial relative to those without, and a sentence on it."""
     try:
         error, same, why = outputs.error(rerun.report(taken.a[0]), rerun.report(taken.b[0]))
         if error is None:
@@ -225,7 +225,7 @@ def _report(run: Path) -> dict[str, Any]:
 
 
 def _last_line(text: str) -> str:
-    """Return how a program failed in one line: the last one that it printed."""
+    """Return one line on how a program failed, with the last line that it printed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = lines[0].partition(";")[0]
     ended = re.search(r"ended with (.*)|left (.*)", first)

@@ -1,7 +1,8 @@
-"""Page faults: memory that the allocator gives back to the system in each step, and gets again page by page.
+"""Page faults: memory that the allocator returns to the system in each step, and gets again page by page.
 
-The system fills each page with zeros when it is first touched. glibc gives memory back as soon as enough of it is free
-at the end of the heap, so a step of large tensors may get all of its memory anew: half of its time was seen.
+The system fills each page with zeros when it is first touched. glibc returns memory as soon as enough of it is free at
+the end of the heap, so a step with large tensors may fault in all of its memory again: up to half of the step time was
+seen.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from xsp.schema import Level
 from xsp.store.trace import Trace
 
 LEAST_FAULTS = 200
-"""In an iteration, from which on they are no accident."""
+"""Minimum number of page faults in an iteration for them not to be accidental."""
 
 LEAST_PERCENT = 2.0
-"""Of the step."""
+"""Minimum percentage of the step for page faults to be worth a line."""
 
 MUCH_PERCENT = 20.0
-"""Of the step, from which on timings of single calls tell little of it."""
+"""Percentage of the step from which on timings of single calls say little about the step."""
 
 PAGE_US = 5.0
-"""What a fault takes of system time at most; what the system did beyond that was something else. 1 to 2.5 µs were
-measured on a virtual machine, where they are dearest."""
+"""Maximum system time per page fault in microseconds; system time beyond that is other work. 1 to 2.5 µs were measured
+on a virtual machine, where faults are most expensive."""
 
 FREEING_US = 0.2
-"""What it takes to give a page back; measured there too."""
+"""Microseconds to return a page to the system; also measured on a virtual machine."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What the system did for the program in an iteration."""
+    """Page faults and system time of the program in an iteration."""
 
     faults: float
     system_ms: float
@@ -52,7 +53,7 @@ def of(asked: Asked) -> Usage | None:
 
 
 def _gain(asked: Asked, usage: Usage) -> Interval:
-    """Return what page faults take of a step, in milliseconds."""
+    """Return the milliseconds of a step that page faults take."""
     system_ms, threads = min(usage.system_ms, usage.faults * PAGE_US / 1e3), _threads(asked.traced)
     return Interval(system_ms / threads, system_ms / math.sqrt(threads), system_ms).within(calls.step_ms(asked))
 
@@ -62,10 +63,10 @@ def _threads(trace: Trace) -> int:
 
 
 def doubt(asked: Asked) -> str | None:
-    """Return why timings of single calls do not hold for the step: page faults are much of it; None if they are not.
+    """Return the reason why timings of single calls do not hold for the step if page faults take much of it, else None.
 
-    A call by itself gets and gives back memory in another pattern than in the step. A layout that timings promised
-    74 % of was seen to gain 5 %; without page faults it was 35 % for 39.
+    A call that runs alone gets and returns memory in another pattern than in the step. A layout for which timings
+    promised 74 % was seen to gain 5 %; without page faults it gained 35 % where 39 % were promised.
     """
     if asked.trace is None or asked.trace.has(Level.KERNEL):
         return None
@@ -80,10 +81,10 @@ def doubt(asked: Asked) -> str | None:
 
 @question("page-faults", "Is memory got from the system anew in each step?", number="Q4")
 def page_faults(asked: Asked) -> Iterator[Advice]:
-    """Page faults of an iteration, and the system's time for them, from the steps that profiling disturbed least.
+    """Page faults of an iteration, and the system time for them, from the steps that profiling disturbed least.
 
-    That time is of all threads together. Where threads touch new memory side by side its share of the step is what one
-    of them takes, where they wait for each other it is all of it: the geometric mean of both is expected.
+    System time is summed over all threads. If threads fault in parallel, the step loses the time of one thread; if they
+    wait for each other, it loses all of the time: the geometric mean of both is expected.
     """
     trace = asked.traced
     if trace.has(Level.KERNEL):

@@ -1,4 +1,4 @@
-"""Language models that compute more than is read: a text again for each token, scores of tokens nobody asks for."""
+"""Language models that compute more than is read: the whole text again for each token, scores that are not read."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 
 LEAST_CALLS = 6
-"""Recorded calls from which on lengths tell that a text grows."""
+"""Minimum number of recorded calls to conclude from their lengths that a text grows."""
 
 LEAST_SHARE = 0.8
-"""Of neighbouring recorded calls whose lengths grow by a token a call. The others begin another text."""
+"""Minimum share of pairs of consecutive recorded calls whose length grows by one token per call. The other pairs start
+a new text."""
 
 LEAST_TOKENS = 8
-"""Mean length from which on the text before a token is worth keeping."""
+"""Minimum mean length for which caching the text before a token is worth it."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a model with tokens."""
+    """A call of a model with tokens, in a step."""
 
     step: int
     length: int
@@ -33,10 +34,10 @@ class _Call:
 
 @question("prefix", "Is a text computed again for each of its tokens?", number="Q4")
 def prefix(asked: Asked) -> Iterator[Advice]:
-    """A model of tokens that is called with one token more each time, in one step or from step to step.
+    """A language model that is called with one more token each time, in one step or from step to step.
 
-    With the keys and values of the tokens before kept, a call computes one token. It still reads all weights, so the
-    gain is at most all but the share of one token.
+    If the keys and values of the earlier tokens are cached, a call computes one token. It still reads all weights, so
+    the gain is at most all of the time except the share of one token.
     """
     whole = calls.step_ms(asked)
     embeds = any(each.name == "aten::embedding" for each in calls.every(asked))
@@ -69,7 +70,7 @@ def prefix(asked: Asked) -> Iterator[Advice]:
 
 
 def _calls_of(asked: Asked, name: str) -> list[_Call]:
-    """Return the recorded calls of a model with one tensor of tokens, batch × length, in order."""
+    """Return the recorded calls of a model whose first input is a tensor of tokens, batch × length, in order."""
     rows = asked.traced.con.execute(
         f"""
         SELECT step, input_shapes FROM spans
@@ -90,7 +91,7 @@ def _calls_of(asked: Asked, name: str) -> list[_Call]:
 
 
 def _grows(found: Sequence[_Call]) -> bool:
-    """Return whether neighbouring calls differ by a token each: within a step, else by one for each step between."""
+    """Return whether consecutive calls grow by one token per call within a step, else by one token per step."""
     if len(found) < LEAST_CALLS:
         return False
     by_step: dict[int, list[int]] = defaultdict(list)
@@ -105,16 +106,16 @@ def _grows(found: Sequence[_Call]) -> bool:
 
 
 LEAST_SCORES = 1_000
-"""Outputs of a layer from which on they are taken for scores of a vocabulary."""
+"""Minimum number of outputs for a layer's outputs to be taken as scores of a vocabulary."""
 
 VIEWS = ("aten::slice", "aten::select")
 
 
 @question("last-scores", "Are scores computed for tokens that nobody reads?", number="Q4")
 def last_scores(asked: Asked) -> Iterator[Advice]:
-    """The last layer of a language model, applied to all tokens, of which the program reads the last one.
+    """The last layer of a language model, applied to all tokens where the program reads only the scores of one.
 
-    Told by shapes: what the layer returns, batch × tokens × vocabulary, is only sliced.
+    Shapes identify it: the result of the layer, batch × tokens × vocabulary, is only sliced.
     """
     whole = calls.step_ms(asked)
     outer = [each for each in calls.every(asked) if each.is_outer_op]

@@ -1,4 +1,4 @@
-"""What helps the kernels of a device themselves: attention, what could be fused, tensor cores, distance to the roof."""
+"""Advice on a device's kernels themselves: attention, layouts, fusion, tensor cores, distance to the roof."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from xsp.table import literal
 REDUCED = "TF32 and FP16 keep 10 bits of the mantissa, BF16 keeps 7; FP16 ends at 65,504: scale gradients"
 
 CONVOLUTION = r"conv(olution|_|[123]d)"
-"""In the name of an operator whose kernels are a library's: torch.compile cannot fuse what moves memory there."""
+"""Pattern for operators whose kernels come from a library: torch.compile cannot fuse their memory-bound kernels."""
 
 CHANGES_LAYOUT = r"nchwToNhwc|nhwcToNchw|NCHW2|CNHW2|batched_transpose_[0-9]"
-"""In the names of kernels with which cuDNN and MIOpen change the layout of tensors."""
+"""Pattern for kernels with which cuDNN and MIOpen change the layout of tensors."""
 
 
 def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
-    """Yield what helps the kernels themselves.
+    """Yield the changes that help the kernels themselves.
 
     Args:
-        answers: of the trace.
-        whole: the row of `device-activity` of all devices.
-        already: what the program does.
+        answers: tables of the trace.
+        whole: the row of `device-activity` for all devices.
+        already: what the program does already.
     """
 
     def share(ms: float) -> float:
@@ -65,7 +65,7 @@ def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
 
 
 def _parts(answers: Answers, which: str) -> tuple[Place, ...]:
-    """Return operators of `kernel_parts`, which the analysis of attention makes, that take most."""
+    """Return the operators that take most time in `kernel_parts`, a table that the analysis of attention creates."""
     rows = answers.trace.con.execute(
         f"SELECT op, count(*) FROM kernel_parts WHERE {which} GROUP BY op ORDER BY sum(dur_ns) DESC, op LIMIT 3"
     ).fetchall()
@@ -73,7 +73,7 @@ def _parts(answers: Answers, which: str) -> tuple[Place, ...]:
 
 
 def _layouts(answers: Answers, share: Callable[[float], float]) -> Iterator[Piece]:
-    """Yield what convolutions take to change the layout of what they read and write."""
+    """Yield advice on the time that convolutions take to change the layout of their inputs and outputs."""
     which = f"regexp_matches(w.name, {literal(CHANGES_LAYOUT)}) AND w.class = 'copy'"
     found = answers.trace.con.execute(
         f"SELECT coalesce(sum(w.dur_ns), 0) / 1e6, count(*) FROM device_work w WHERE {which}"
@@ -115,7 +115,7 @@ def _fusible(answers: Answers, share: Callable[[float], float], already: Done) -
 
 
 def _below_the_roof(answers: Answers, share: Callable[[float], float], without: Sequence[str] = ()) -> Iterator[Piece]:
-    """Yield the operators that could gain most if their kernels ran as fast as the device can at their intensity."""
+    """Yield the operators with the largest gain if their kernels ran at the roof of the device for their intensity."""
     rows = [
         row
         for row in answers["ops"].dicts()
@@ -150,11 +150,11 @@ def _below_the_roof(answers: Answers, share: Callable[[float], float], without: 
 
 
 _ROOFS = 2
-"""Operators that are named for their distance to the roof."""
+"""Maximum number of operators that are listed for their distance to the roof."""
 
 
 def _by_op(rows: Sequence[Row]) -> list[Row]:
-    """Return rows of `fusible` with those of one operator together, the most first."""
+    """Return the rows of `fusible` summed by operator, the largest percentage first."""
     sums: dict[tuple[str | None, str | None], dict[str, Any]] = {}
     for row in rows:
         kept = sums.setdefault(

@@ -1,4 +1,4 @@
-"""Loops over single elements or single samples, where one call could do it for all."""
+"""Loops over single elements or single samples, where one call could process all of them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from xsp.schema import Level
 SYNC = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
 
 LEAST_TURNS = 8
-"""Equal calls in one place from which on they are a loop: reads of single values, concatenations, cells."""
+"""Minimum number of equal calls in one place to be a loop: reads of single values, concatenations, cells."""
 
 LEAST_SAMPLES = 4
 
 BETWEEN_MS = 0.02
-"""Python's time around a read in a loop that counts at most: what is longer is other work."""
+"""Maximum Python time, in milliseconds, that counts for a read in a loop: longer time is other work."""
 
 LEAST_PERCENT = 2.0
-"""Of the step, for a loop to be worth a line."""
+"""Minimum percentage of the step for a loop to be worth a line."""
 
 
 @question("synchronisations", "Where does Python read single values?", number="Q4")
 def synchronisations(asked: Asked) -> Iterator[Advice]:
     """Reads of single values (`item()`, `if tensor:`, `float(tensor)`) in loops, with the indexing before them.
 
-    Those of optimizers are left to the question on them.
+    Reads by optimizers are left to the question `optimizer`.
     """
     whole = calls.step_ms(asked)
     found: list[tuple[list[Call], list[Call], float]] = []
@@ -60,7 +60,7 @@ def synchronisations(asked: Asked) -> Iterator[Advice]:
 
 
 def _with_indexing(around: Call, reads: Sequence[Call]) -> tuple[list[Call], float]:
-    """Return reads with the calls between that only look at memory, and milliseconds of Python between all these."""
+    """Return the reads with the view calls before them, and the milliseconds of Python time between all these calls."""
     kept: list[Call] = []
     gaps, last_ns, pending = 0.0, None, []
     for each in around.inside:
@@ -80,9 +80,9 @@ def _with_indexing(around: Call, reads: Sequence[Call]) -> tuple[list[Call], flo
 
 @question("samples", "Is a batch computed sample by sample?", number="Q4")
 def samples(asked: Asked) -> Iterator[Advice]:
-    """A module or an operator called once for each sample of the batch that the module around it was given.
+    """A module or an operator called once for each sample of the batch that the enclosing module was given.
 
-    All but one of the calls could be gained, where one call for the batch takes no longer than for a sample.
+    The time of all calls but one can be gained if one call for the batch takes no longer than a call for one sample.
     """
     whole = calls.step_ms(asked)
     for around, those, count in _loops(asked):
@@ -109,7 +109,7 @@ def samples(asked: Asked) -> Iterator[Advice]:
 
 @question("growing", "Is a tensor copied again to add to it?", number="Q4")
 def growing(asked: Asked) -> Iterator[Advice]:
-    """Concatenations in a loop, each of the result of the one before with something more: all is copied each time."""
+    """Concatenations in a loop that append to the result of the previous one, so that all of it is copied each time."""
     whole = calls.step_ms(asked)
     found = [those for around in calls.every(asked) if not around.is_op for those in _grown(around)]
     again = [each for those in found for each in those[:-1]]
@@ -129,7 +129,7 @@ def growing(asked: Asked) -> Iterator[Advice]:
 
 
 def _grown(around: Call) -> Iterator[list[Call]]:
-    """Yield the concatenations inside a call of which each has as much before it as the one before returned."""
+    """Yield chains of concatenations in which the first or last input is as large as the previous one's result."""
     chain: list[Call] = []
     held = 0
     for each in around.inside:
@@ -147,14 +147,14 @@ def _grown(around: Call) -> Iterator[list[Call]]:
 
 
 def _sizes(call: Call) -> list[int]:
-    """Return the number of elements of each tensor in the list that a call was given."""
+    """Return the number of elements of each tensor in a call's first argument, a list of tensors."""
     first = call.shapes[0] if call.shapes else None
     known = isinstance(first, list) and all(isinstance(each, list) for each in first)
     return [math.prod(each) for each in first if each] if known and isinstance(first, list) else []
 
 
 NARROW_SHARE = 0.5
-"""Of the time of linear layers that take the same tensor, that one layer in their place is expected to take at most."""
+"""Maximum expected time of one layer in place of linear layers that take the same tensor, as a share of their time."""
 
 LEAST_LAYERS = 3
 
@@ -163,8 +163,8 @@ LEAST_LAYERS = 3
 def narrow_layers(asked: Asked) -> Iterator[Advice]:
     """Linear layers in one module that take the same tensor: one layer with all their outputs is one product.
 
-    Which tensors are the same is told by a step that describes (`xsp.schema.GIVEN`). One layer is expected to take what
-    its multiplications take, or its elements, at the best rates of linear layers of the step, whichever is more.
+    Describing steps record which tensors are the same (`xsp.schema.GIVEN`). The expected time of the one layer is that
+    of its multiplications or of its memory traffic, whichever is longer, at the best rates of the step's linear layers.
     """
     whole = calls.step_ms(asked)
     linear = [each for each in calls.every(asked) if each.type == "Linear" and each.level == Level.LAYER]
@@ -199,7 +199,7 @@ def narrow_layers(asked: Asked) -> Iterator[Advice]:
 
 
 def _of_one_tensor(linear: Sequence[Call]) -> Iterator[list[Call]]:
-    """Yield the layers that are given the same tensor inside the same call."""
+    """Yield groups of layers that are given the same tensor inside the same call."""
     groups: dict[tuple[str | None, tuple[int, ...]], list[Call]] = {}
     for each in linear:
         if each.given and each.phase != "backward":
@@ -210,16 +210,16 @@ def _of_one_tensor(linear: Sequence[Call]) -> Iterator[list[Call]]:
 
 
 def _together_ns(those: Sequence[Call], rates: Sequence[float]) -> float:
-    """Return what one layer takes in the place of several that take the same tensor; 0 where that is not known."""
+    """Return the expected ns of one layer in place of several that take the same tensor; 0 if unknown."""
     work = [_work(each) for each in those]
     if not all(products for products, _ in work) or not all(rates):
         return 0.0
-    given = math.prod(those[0].first_shape or (0,)) * (len(those) - 1)  # which each of them reads
+    given = math.prod(those[0].first_shape or (0,)) * (len(those) - 1)  # reads of the input that one layer saves
     return max(sum(products for products, _ in work) / rates[0], (sum(size for _, size in work) - given) / rates[1])
 
 
 def _work(layer: Call) -> tuple[int, int]:
-    """Return a linear layer's multiplications, and its elements that are read or written; zeros where not known."""
+    """Return a linear layer's number of multiplications and of elements read or written; zeros if unknown."""
     for each in layer.inside:
         if each.name == "aten::linear" and each.first_shape and len(each.shapes) > 1:
             weight = each.shapes[1]
@@ -235,7 +235,7 @@ CELLS = ("LSTMCell", "GRUCell", "RNNCell")
 
 @question("recurrence", "Is a recurrent layer a loop over its cell?", number="Q5")
 def recurrence(asked: Asked) -> Iterator[Advice]:
-    """PyTorch's recurrent cells called once for each step in time, where one call of the layer does it for all."""
+    """PyTorch's recurrent cells called once for each time step, where one call of the layer processes all of them."""
     whole = calls.step_ms(asked)
     found: dict[tuple[str, str], list[Call]] = {}
     for around in calls.every(asked):
@@ -266,7 +266,7 @@ def _place(name: str, those: Sequence[Call]) -> Place:
 
 
 def _loops(asked: Asked) -> Iterator[tuple[str, list[Call], int]]:
-    """Yield the name of what loops, what it calls in the loop, and how often; those inside a loop are part of it."""
+    """Yield the name of a call that loops, the calls in its loop and the batch size; inner loops are not listed."""
     found: dict[tuple[str, int], tuple[list[Call], int]] = {}
     pending = list(calls.of(asked))
     while pending:
@@ -283,7 +283,7 @@ def _loops(asked: Asked) -> Iterator[tuple[str, list[Call], int]]:
 
 
 def _looped(around: Call) -> tuple[list[Call], int]:
-    """Return the calls directly inside that are made once for each sample of the batch, and the size of the batch."""
+    """Return the calls directly inside that are made once for each sample of the batch, and the batch size."""
     if around.is_op:
         return [], 0
     given = around.first_shape or ()
@@ -306,7 +306,7 @@ def _looped(around: Call) -> tuple[list[Call], int]:
 
 
 def _slices(shape: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
-    """Return the shapes of single samples of a batch of that size, which lies in the first or the second dimension."""
+    """Return the possible shapes of one sample of a batch of `count`, in the first or the second dimension."""
     return [(*shape[:at], *shape[at + 1 :]) for at, size in enumerate(shape[:2]) if size == count]
 
 
@@ -315,6 +315,6 @@ def _is_small(call: Call) -> bool:
 
 
 def _picks(around: Call, count: int) -> bool:
-    """Return whether single samples are picked from something as often as they are computed."""
+    """Return whether single samples are sliced out at least `count` times."""
     picks = ("aten::slice", "aten::select", "aten::unsqueeze", "aten::narrow")
     return sum(each.name in picks for each in around.inside) >= count

@@ -1,4 +1,4 @@
-"""The step of an optimizer, parameter by parameter."""
+"""Advice on optimizers that update parameters one by one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from xsp.store.selftimes import BOOKKEEPING
 LEAST_PARAMETERS = 4
 
 LEAST_PERCENT = 2.0
-"""Of the step, for an optimizer to be worth a line."""
+"""Minimum percentage of the step for an optimizer to be worth a line."""
 
 PASSES = (0.3, 0.5, 0.65)
-"""Of the time of an update that takes two operators a parameter or more, what one pass saves. Adam's operators read and
-write the parameter, its gradient and its state 18 times, one pass does 7 times; with SGD's momentum it is 8 and 5."""
+"""Share of the time that one pass saves (low, expected, high) if an update takes two or more operators per parameter.
+Adam's operators read and write the parameter, its gradient and its state 18 times, one pass 7 times; SGD with momentum
+8 and 5 times."""
 
 WITHOUT = ("LBFGS", "SparseAdam")
-"""Optimizers of torch that have no form which updates all parameters in one call."""
+"""`torch.optim` optimizers without an implementation that updates all parameters in one call."""
 
 CALL_MS = (0.002, 0.005, 0.01)
-"""What the call of an operator by Python takes beside its work: of an update for which one operator does it all."""
+"""Overhead of calling an operator from Python, in milliseconds; the gain where an update is one operator."""
 
 
 @question("optimizer", "Does the optimizer go through parameters one by one?", number="Q5")
@@ -41,7 +42,7 @@ def optimizer(asked: Asked) -> Iterator[Advice]:
 
 
 def _after_backward(step: Call) -> list[Call]:
-    """Return the operators that the program calls itself behind the last backward pass of a step."""
+    """Return the operators that the program calls itself after the last backward pass of a step."""
     ended = [each.end_ns for each in step.inside if each.kind == Kind.BACKWARD]
     return [each for each in step.inside if each.is_op and ended and each.start_ns >= max(ended)]
 

@@ -12,13 +12,13 @@ from xsp.sections import Chart, Section, Series, Table, Text
 
 SECTION = "advice"
 MOST = 20
-"""Pieces that the section has."""
+"""Maximum number of pieces in the section."""
 
 
 def section(found: Advised) -> Section:
     """Return the section: gains with intervals, bounds in another colour, then what, where and what to do.
 
-    A gain that only a trial tells has no bar and no figure.
+    A gain that only a trial can measure has no bar and no figure.
     """
     shown = found.advice[:MOST]
     if not shown:
@@ -68,5 +68,5 @@ def _unanswered(found: Advised) -> tuple[Table, ...]:
 
 
 def keep(found: Advised, place: Path | str) -> Path | None:
-    """Put the section into a run directory, where `xsp report` finds it; None where the place is none, or is full."""
+    """Save the section in a run directory, where `xsp report` finds it; None if `place` is not one, or is full."""
     return sections.kept(Path(place), SECTION, section(found))

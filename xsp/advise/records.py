@@ -1,7 +1,7 @@
-"""Trials that are kept, for how good advice has been on this machine: a folder with one small file a trial.
+"""Saved trials, which show how good advice has been on this machine: a folder with one small file per trial.
 
-`XSP_TRIALS` names the folder, else it lies in the user's cache beside the timings. A file holds figures, names of
-trials and questions, the machine and versions; of the program nothing.
+`XSP_TRIALS` names the folder; by default it is in the user's cache beside the timings. A file contains figures, names
+of trials and questions, the machine and versions, but nothing of the program.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from xsp.version import __version__
 VARIABLE = "XSP_TRIALS"
 FORMAT = 1
 NEEDED = ("cpu", "cores")
-"""Of a machine: what has to be equal for a trial to be one of this machine."""
+"""Properties of a machine that have to be equal for a trial to count as one of this machine."""
 
 
 def default_folder() -> Path:
-    """Return where trials are kept unless told otherwise."""
+    """Return the default folder for trials."""
     named = os.environ.get(VARIABLE)
     return Path(named).expanduser() if named else cached.user_folder() / "trials"
 
@@ -40,29 +40,29 @@ class History:
     """How good advice has been on a machine."""
 
     tried: int
-    """Trials that were measured."""
+    """Number of measured trials."""
 
     came_true: int
-    """Those after which the step was faster, as promised."""
+    """Number of measured trials after which the step was faster, as promised."""
 
     expected: int
-    """Those whose promise was an expectation and no upper bound."""
+    """Number of measured trials whose promise was an expectation and not an upper bound."""
 
     median_off_percent: float | None
-    """By how much the gain missed it, in percent of the promise: the median of these."""
+    """Median error of these promises, in percent of the promise."""
 
     not_applicable: int
     failed: int
     rows: tuple[dict[str, Any], ...]
-    """All trials, the latest first, as they are kept."""
+    """All trials of this machine as saved, the latest first."""
 
     damaged: int = 0
     elsewhere: int = 0
-    """Trials of other machines, which do not count."""
+    """Number of trials of other machines, which do not count."""
 
     @property
     def line(self) -> str | None:
-        """One line; None where nothing was tried."""
+        """The history in one line; None where nothing was tried."""
         if not self.tried:
             return None
         told = f"{self.tried} pieces of advice were tried on this machine, {self.came_true} made the step faster"
@@ -72,7 +72,7 @@ class History:
 
 
 def keep(found: Tried, machine: Machine, folder: Path | None = None) -> Path:
-    """Keep a trial.
+    """Save a trial, and return the path of its file.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -139,7 +139,7 @@ def history(machine: Machine, folder: Path | None = None) -> History:
 
 
 def _of(content: Any) -> list[Any]:
-    """Return what tells one machine from another."""
+    """Return the properties that distinguish one machine from another."""
     return [content.get(name) for name in NEEDED]
 
 

@@ -1,4 +1,4 @@
-"""The questions that there are, and what makes the parts that they ask of. Both register themselves by a decorator."""
+"""The registries of questions and of providers, which make the parts that questions use; decorators fill both."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class Question:
         """Return pieces of advice, none if nothing is wrong.
 
         Raises:
-            XspError: it cannot be answered of this; the message says why and what to type.
+            XspError: the question cannot be answered for this subject; the message gives the reason and what to type.
         """
         return self.function(asked)
 
     @property
     def about(self) -> str:
-        """The first paragraph of the function's documentation."""
+        """The first paragraph of the function's docstring."""
         return (self.function.__doc__ or "").strip().split("\n\n")[0]
 
 
 QUESTIONS: dict[str, Question] = {}
-"""Those that registered themselves, by name."""
+"""Registered questions by name."""
 
 PROVIDERS: dict[str, Callable[[Asked], Any]] = {}
-"""What makes parts of `Asked`: `graph`, `bound`."""
+"""Functions that make parts of `Asked` (`graph`, `bound`), by the name of the part."""
 
 
 def question(
@@ -54,13 +54,13 @@ def question(
     """Make a function a question, and register it: `xsp advise` and the report ask it from then on.
 
     Args:
-        name: what `--only` calls it.
-        title: what it asks, in a few words.
+        name: the name for `--only`.
+        title: the question in a few words.
         number: `Q1` to `Q6`.
-        needs: what it asks of. The report asks those that need a trace alone.
+        needs: the data that the question needs. The report only asks questions that need a trace alone.
 
     Raises:
-        UsageError: another function is registered by that name.
+        UsageError: another function is registered under that name.
     """
 
     def make(function: Answerer) -> Question:
@@ -74,12 +74,12 @@ def question(
 
 
 def _named(function: Answerer) -> tuple[str, str]:
-    """Return where a function stands: one that is made again, as its module is loaded anew, takes its own place."""
+    """Return the module and qualified name of a function, so that a reloaded module may register its question again."""
     return function.__module__, function.__qualname__
 
 
 def provides(name: str) -> Callable[[Callable[[Asked], Any]], Callable[[Asked], Any]]:
-    """Make a function what makes the part `name` (`graph`, `bound`) of what is asked about."""
+    """Register a function as the provider of the part `name` (`graph`, `bound`) of the subject of questions."""
 
     def make(function: Callable[[Asked], Any]) -> Callable[[Asked], Any]:
         PROVIDERS[name] = function
@@ -89,7 +89,7 @@ def provides(name: str) -> Callable[[Callable[[Asked], Any]], Callable[[Asked], 
 
 
 def questions() -> dict[str, Question]:
-    """Return all questions by name, ordered by what they need, number and name; those of entry points are loaded."""
+    """Load the entry points, and return all questions by name, ordered by their needs, number and name."""
     _load(tuple(plugins.names(GROUP)))
     order = sorted(QUESTIONS.values(), key=lambda each: (each.needs, each.number or "Q9", each.name))
     return {each.name: each for each in order}
@@ -101,4 +101,4 @@ def _load(names: tuple[str, ...]) -> None:
         try:
             plugins.load(GROUP, name)
         except PluginError:
-            pass  # `xsp doctor` says why
+            pass  # `xsp doctor` reports the reason

@@ -1,4 +1,4 @@
-"""What is said at the end of a run: the best piece of advice that the trace alone tells."""
+"""The advice printed at the end of a run: the best piece that the trace alone supports."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from xsp.scrub import plain
 from xsp.store.trace import Trace
 
 MOST_SPANS = 200_000
-"""Of a run with more nothing is asked: the questions read all spans, about 0.1 s of CPU for 20,000."""
+"""Maximum number of spans of a run for questions to be asked: they read all spans, about 0.1 s of CPU for 20,000."""
 
 
 def remark(trace: Trace) -> str | None:
-    """Return the piece of advice that gains most and needs no trial, what to do, and what to type for the rest.
+    """Return the piece of advice that gains most and needs no trial, what to do, and the command that shows the rest.
 
     Returns:
-        None if nothing is wrong, as far as the trace tells; a line that says so where the run is too large to be asked.
+        None if the trace shows no flaw; a line that names the command if the run has too many spans to be searched.
     """
     where = shown(trace.path) if trace.path is not None else trace.name
     ((spans,),) = trace.con.execute("SELECT count(*) FROM spans").fetchall()

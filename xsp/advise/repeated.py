@@ -1,4 +1,4 @@
-"""What is computed again: modules given the same tensors twice in a step, masks and tables made anew for each layer."""
+"""Repeated computation: modules given the same tensors twice in a step, masks and tables recomputed for each layer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ RANDOM = ("bernoulli", "dropout", "rand", "normal_", "multinomial", "uniform_", 
 
 @question("repeated", "Is the same computed twice?", number="Q4")
 def repeated(asked: Asked) -> Iterator[Advice]:
-    """A module that was given the same tensors again in one step, and would return the same.
+    """A module that was given the same tensors again in one step, and would return the same result.
 
-    Which tensors are the same is told by a step that describes (`xsp.schema.GIVEN`). Not counted are modules that draw
-    random numbers, those whose inputs may have been written to between, and what a backward pass computes again.
+    Describing steps record which tensors are the same (`xsp.schema.GIVEN`). Modules that draw random numbers, modules
+    whose inputs may have been written to in between, and recomputation in a backward pass do not count.
     """
     whole = calls.step_ms(asked)
     again = list(_again(asked))
@@ -42,7 +42,7 @@ def repeated(asked: Asked) -> Iterator[Advice]:
 
 
 def _again(asked: Asked) -> Iterator[Call]:
-    """Yield the calls of modules that were made before with the same tensors, none inside another one."""
+    """Yield the calls of modules that repeat an earlier call with the same tensors, none inside another one."""
     order = sorted(calls.every(asked), key=lambda each: each.start_ns)
     first: dict[tuple[object, ...], Call] = {}
     end = 0
@@ -56,10 +56,10 @@ def _again(asked: Asked) -> Iterator[Call]:
 
 
 def _is_repeatable(first: Call, again: Call, order: list[Call]) -> bool:
-    """Return whether both calls would return the same: no chance inside, nothing written to what they read.
+    """Return whether both calls would return the same result: no random operators, no writes to what they read.
 
-    They read what they were given and their parameters, which the operators inside tell by shape: an optimizer's step
-    between them, or a disturbance of the weights, makes another result.
+    They read their inputs and their parameters, which the operators inside identify by shape: an optimizer's step
+    between the calls, or a perturbation of the weights, changes the result.
     """
     if any(part in one.name for one in again.every() if one.is_op for part in RANDOM):
         return False
@@ -70,7 +70,7 @@ def _is_repeatable(first: Call, again: Call, order: list[Call]) -> bool:
 
 
 def _written(call: Call) -> set[str]:
-    """Return the shapes that an operator writes to in place: of its first argument, a tensor or a list of them."""
+    """Return the shapes that an in-place operator writes to: those of its first argument, a tensor or a list."""
     first = call.shapes[0] if call.shapes else None
     if not isinstance(first, list) or not first:
         return set()
@@ -99,7 +99,7 @@ def masks(asked: Asked) -> Iterator[Advice]:
                 continue
             made = [each]
             if before is not None and before.name in ("aten::full", "aten::ones"):
-                made.append(before)  # what filled it
+                made.append(before)  # the operator that filled the matrix
             found.setdefault((each.name, each.first_shape), []).append(made)
     for (name, shape), several in found.items():
         those = [made[0] for made in several]
@@ -128,20 +128,20 @@ _ON_TABLES = frozenset(
     "outer ger meshgrid to _to_copy copy fill zeros ones full repeat expand_as clone arange linspace logspace "
     "repeat_interleave abs round".split()
 )
-"""Operators that compute with them."""
+"""Operators that may compute tables from such tensors."""
 
 _COSTLY = frozenset("pow exp exp2 log sin cos sqrt rsqrt".split())
 
 ONCE_PERCENT = 5.0
-"""Of the step, for a table that is made once in it to be worth a line."""
+"""Minimum percentage of the step for a table that is made once per step to be worth a line."""
 
 
 @question("constants", "Are tables of numbers computed anew in each step?", number="Q4")
 def constants(asked: Asked) -> Iterator[Advice]:
-    """Tables of functions of positions, made from `arange` with operators that follow it, as sines and cosines.
+    """Tables of functions of positions, such as sines and cosines, made from `arange` by the operators that follow it.
 
-    A step makes them several times, or takes much of its time for one. Which tensors an operator takes is not known:
-    it counts where it follows others in the same module, and is given tensors of two axes at most.
+    A step makes them several times, or spends much of its time on one. Which tensors an operator takes is not known: it
+    counts if it follows the others in the same module, and all of its tensors have at most two axes.
     """
     whole = calls.step_ms(asked)
     found: dict[tuple[object, ...], list[list[Call]]] = {}
@@ -174,7 +174,7 @@ def constants(asked: Asked) -> Iterator[Advice]:
 
 
 def _tables(around: Call) -> Iterator[list[Call]]:
-    """Yield operators that follow a range of numbers and compute with it, something more costly than a product."""
+    """Yield chains of operators that start at a range of numbers and include one more costly than a product."""
     chain: list[Call] = []
     for each in (*(one for one in around.inside if one.computes), None):
         if each is not None and (each.name in MADE_OF_NUMBERS or (chain and _is_of_a_table(each))):
@@ -186,7 +186,7 @@ def _tables(around: Call) -> Iterator[list[Call]]:
 
 
 def _is_of_a_table(call: Call) -> bool:
-    """Return whether it may compute with a table, which has two axes at most: what a model is given has more."""
+    """Return whether a call may compute with a table, which has at most two axes: inputs of models have more."""
     tensors = [each for each in call.shapes if isinstance(each, list)]
     flat = [one for each in tensors for one in (each if each and isinstance(each[0], list) else [each])]
     return call.is_op and _stem(call) in _ON_TABLES and all(isinstance(one, list) and len(one) <= 2 for one in flat)

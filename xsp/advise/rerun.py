@@ -1,4 +1,4 @@
-"""The program of a run, so that it can be run again: from what the run keeps of its command line, or as it is typed."""
+"""The program of a run, to run it again: from the command line that the run recorded, or as the user types it."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from xsp.trials import child
 
 MOST_FOLDERS = 2000
 DEEPEST = 4
-"""Folders below the working directory in which a program's file is looked for."""
+"""Maximum depth, below the working directory, of the folders that are searched for a program's file; at most
+`MOST_FOLDERS` are searched."""
 
 NOT_SEARCHED = ("site-packages", "node_modules", "__pycache__")
 
 
 @dataclass(frozen=True)
 class UnderTrial(Program):
-    """A program that runs in a process where a trial is applied, or none: what it did is beside what it printed."""
+    """A program that runs with a trial applied, or with none; the trial's report is written beside the output."""
 
     trial: str = ""
 
     def command(self, out: Path, levels: str, seed: int) -> list[str]:
-        """Return the command that records a run of it into a directory."""
+        """Return the command that records a run of the program into a directory."""
         words = super().command(out, levels, seed)
         place = words.index("-c", len(self.python)) + 1
         return [*words[:place], child.CODE, child.told(self.trial, report(out)), *words[place + 1 :]]
 
 
 def report(out: Path) -> Path:
-    """Return where the process of a run writes what a trial did."""
+    """Return the path to which the process of a run writes the report of a trial."""
     return out.parent / "output" / f"{out.name}.json"
 
 
 def place(source: Path) -> Path:
-    """Return the folder for the runs of trials: in the run's own directory; of a file among the runs that are here."""
+    """Return the folder for the runs of trials: inside a run's directory; for a trace file, in `runs/` here."""
     return source / "trials" if source.is_dir() else Path("runs") / f"trials-{source.name.partition('.')[0]}"
 
 
@@ -49,12 +50,12 @@ def program(run: Run, source: str, typed: str | None = None) -> Program:
     """Return the program of a run.
 
     Args:
-        run: its description.
-        source: where it lies, as the user named it.
-        typed: the command, where the user types it: as `xsp compare --turns` takes it.
+        run: description of the run.
+        source: path of the run as the user named it.
+        typed: the command if the user gives it, in the form of `xsp compare --turns`.
 
     Raises:
-        UsageError: the run does not tell it, or its file is not found; the message says what to type.
+        UsageError: the run does not record its program, or the file is not found; the message says what to type.
     """
     if typed is not None:
         return commands.program(typed)
@@ -74,7 +75,7 @@ def program(run: Run, source: str, typed: str | None = None) -> Program:
 
 
 def under(found: Program, trial: str) -> UnderTrial:
-    """Return a program under a trial; with an empty name under none."""
+    """Return a program with a trial applied; an empty name applies none."""
     from xsp.trials.trial import named
 
     variables = {name: value for each in (named(trial) if trial else ()) for name, value in each.environment().items()}
@@ -84,13 +85,13 @@ def under(found: Program, trial: str) -> UnderTrial:
 
 
 def _of_command(command: Sequence[str]) -> list[str]:
-    """Return what was typed, of a run of another version: of a script its name with its arguments."""
+    """Return the typed words for a run of another version: for a script, `run` with its name and arguments."""
     words = list(command)
     return ["run", *words] if words and words[0].endswith(".py") else []
 
 
 def _with_place(words: list[str]) -> list[str]:
-    """Return words with the path of the program's file, of which a run keeps the name."""
+    """Return the words with the name of the program's file, which a run records, replaced by its path."""
     place = next((at for at, word in enumerate(words) if ".py" in word and word[:1] != "-"), None)
     if place is None or words[max(0, place - 1)] in ("-m", "--step"):
         return words
@@ -102,7 +103,7 @@ def _found(name: str) -> str:
     """Return the path of a file of that name, in or below the working directory.
 
     Raises:
-        UsageError: there is none, or more than one.
+        UsageError: there is no such file, or more than one.
     """
     if Path(name).is_file():
         return name

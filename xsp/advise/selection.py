@@ -1,4 +1,4 @@
-"""What is computed to select values: sorts for a few, probabilities for the largest, copies of those in a mask."""
+"""Costly selection of values: sorts for a few, probabilities to find the largest, copies of masked values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SORTS = ("aten::sort", "aten::argsort")
 _PARTS = ("aten::slice", "aten::select")
 
 FEW = 0.1
-"""Of the sorted values, that may be taken at most for a sort to be worth a line."""
+"""Maximum share of the sorted values that may be taken for a sort to be worth a line."""
 
 
 @question("sort-for-few", "Is a whole dimension sorted to take a few values?", number="Q4")
 def sort_for_few(asked: Asked) -> Iterator[Advice]:
-    """Sorts of which slices alone are used, and of these the narrowest takes a tenth of the values or less."""
+    """Sorts whose results are only sliced, where the narrowest slice takes a tenth of the values or less."""
     whole = calls.step_ms(asked)
     found: list[Call] = []
     most, of = 0, 0
@@ -52,7 +52,7 @@ def sort_for_few(asked: Asked) -> Iterator[Advice]:
 
 
 def _taken(call: Call) -> int | None:
-    """Return how many values of the last dimension a slice takes; None where it is of another one, or not told."""
+    """Return how many values of the last dimension a slice takes; None if it slices another one, or is unknown."""
     size, told = call.first_shape or (), call.scalars
     if len(told) < 3 or type(told[1]) is not int or not size or told[1] % len(size) != len(size) - 1:
         return None
@@ -70,9 +70,9 @@ _PROBABILITIES = ("aten::softmax", "aten::log_softmax", "aten::sigmoid")
 
 @question("largest", "Are probabilities computed to find the largest one?", number="Q4")
 def largest(asked: Asked) -> Iterator[Advice]:
-    """Softmax and sigmoid of which nothing but the place of the largest value is taken.
+    """Softmax and sigmoid of which only the index of the largest value is used.
 
-    They keep the order of values, so that the scores have their largest value in the same place.
+    They keep the order of values, so that the largest score has the same index.
     """
     whole = calls.step_ms(asked)
     outer = _outer(asked)
@@ -104,7 +104,7 @@ _REDUCED = ("aten::sum", "aten::mean", "aten::max", "aten::min", "aten::norm", "
 
 @question("mask-indexing", "Are values that a mask chooses copied out to add them up?", number="Q4")
 def mask_indexing(asked: Asked) -> Iterator[Advice]:
-    """Indexing by a mask (`x[mask]`) whose result one sum or mean takes: places are counted, listed and gathered."""
+    """Indexing by a mask (`x[mask]`) whose result one reduction takes: elements are counted, listed and gathered."""
     whole = calls.step_ms(asked)
     outer = [each for each in _outer(asked) if each.computes]
     found = [
@@ -136,14 +136,14 @@ def mask_indexing(asked: Asked) -> Iterator[Advice]:
 
 
 def _outer(asked: Asked) -> list[Call]:
-    """Return operators that the program calls, of no backward pass, in the order of time."""
+    """Return the operators that the program calls itself outside backward passes, in order of time."""
     found = [each for each in calls.every(asked) if each.is_outer_op and each.phase != "backward"]
     kept = (each for each in found if each.around is None or each.around.kind != Kind.BACKWARD)
     return sorted(kept, key=lambda each: each.start_ns)
 
 
 def _readers(made: Call, later: Sequence[Call]) -> list[Call]:
-    """Return those that may read the result of an operator that keeps the shape, until it is made once more."""
+    """Return the calls that may read the result of a shape-preserving operator, up to the next call of it."""
     size = made.first_shape
     found: list[Call] = []
     for each in later:

@@ -1,4 +1,4 @@
-"""How the step is run: training mode, gradients that nobody uses, more threads than cores."""
+"""Advice on how the step is run: training mode, gradients that are not used, more threads than cores."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
 
 RECORDING_US = (0.5, 1.5, 5.0)
-"""What it takes to record an operator for gradients, in µs: 0.9 to 1.7 µs were measured on operators of a few
-elements in a loop, with and without inference mode; more where caches are cold and where memory is kept."""
+"""Microseconds to record an operator for gradients (low, expected, high): 0.9 to 1.7 µs were measured on operators of a
+few elements in a loop, with and without inference mode; more where caches are cold and where memory is kept."""
 
 LEAST_NODES = 4
-"""Operators that were recorded for gradients, from which on they are no accident."""
+"""Minimum number of operators recorded for gradients for them not to be accidental."""
 
 
 @question("gradients", "Are gradients recorded that nobody uses?", number="Q4")
 def gradients(asked: Asked) -> Iterator[Advice]:
     """Operators that were recorded for gradients in a step without a backward pass.
 
-    While gradients are recorded each such operator has another sequence number than the one before.
+    While gradients are recorded, each such operator has a new sequence number.
     """
     whole = calls.step_ms(asked)
     every = list(calls.every(asked))
@@ -56,14 +56,15 @@ def gradients(asked: Asked) -> Iterator[Advice]:
 
 
 TRAINING = {"aten::batch_norm": 5, "aten::dropout": 2}
-"""Operators that a model in training mode computes in another way, and the place of the argument that says so."""
+"""Operators that behave differently in training mode → the position of the argument that sets the mode."""
 
 
 @question("training-mode", "Is the model in training mode, and nothing trains?", number="Q4")
 def training_mode(asked: Asked) -> Iterator[Advice]:
-    """Dropout and batch norm as of training, in a step without a backward pass; gains what dropout takes.
+    """Dropout and batch norm in training mode in a step without a backward pass; the gain is the time of dropout.
 
-    Batch norm takes about as long either way, but its results depend on the batch then, and its statistics change.
+    Batch norm takes about as long in both modes, but in training mode its results depend on the batch, and its
+    statistics change.
     """
     whole = calls.step_ms(asked)
     every = list(calls.every(asked))
@@ -93,7 +94,7 @@ def training_mode(asked: Asked) -> Iterator[Advice]:
 
 
 def _is_training(asked: Asked) -> bool:
-    """Return whether steps of this kind train, as the run says."""
+    """Return whether steps of this kind train, according to the run."""
     trace = asked.traced
     kind = next((each for each in trace.run.kinds if each.kind == trace.kind), None)
     return kind is not None and bool(kind.get("training"))
@@ -101,7 +102,7 @@ def _is_training(asked: Asked) -> bool:
 
 @question("oversubscription", "Are there more threads than cores?", number="Q2")
 def oversubscription(asked: Asked) -> Iterator[Advice]:
-    """Threads of PyTorch against the cores that the program may use; more of them wait for each other."""
+    """More PyTorch threads than cores that the program may use: such threads wait for each other."""
     trace = asked.traced
     if trace.has(Level.KERNEL) or trace.run.imported is not None:
         raise OfOthers("threads of the host do not tell the time of devices, and other profilers do not tell threads")

@@ -1,4 +1,4 @@
-"""Stalls: time in which a module, or the step around them, does something that is no operator."""
+"""Stalls: time in which a module, or the step around the modules, runs no operator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 
 USUAL_MS = 0.04
-"""What Python, a framework's dispatch and the recording take around a call at most; beyond that the host does something
-else. A call of a module takes some 10 to 30 µs beside its operators, an operator 2 to 10 µs."""
+"""Maximum overhead of Python, a framework's dispatch and the recording around a call, in milliseconds; a longer gap is
+other work of the host. A call of a module takes some 10 to 30 µs beside its operators, an operator 2 to 10 µs."""
 
 LEAST_REPEATS = 2
-"""Recorded steps from which on a stall is expected, and not a bound."""
+"""Minimum number of recorded steps for the gain to be an expectation and not a bound."""
 
 LEAST_PERCENT = 5.0
-"""Of the step, for a stall to be worth a line: up to 3 % were seen around single calls of short steps without any."""
+"""Minimum percentage of the step for a stall to be worth a line: up to 3 % were seen around single calls of short
+steps without a stall."""
 
 _HOLD = (str(Kind.STEP), str(Kind.FORWARD), str(Kind.MODULE))
 _OUTSIDE = (str(Kind.FORWARD), str(Kind.BACKWARD), str(Kind.OPTIMIZER), str(Kind.DATA))
@@ -27,11 +28,11 @@ _OUTSIDE = (str(Kind.FORWARD), str(Kind.BACKWARD), str(Kind.OPTIMIZER), str(Kind
 
 @question("stall", "Does the host do something that is no operator?", number="Q4")
 def stall(asked: Asked) -> Iterator[Advice]:
-    """Time inside a module, or inside the step, that no operator, module or phase inside covers.
+    """Time inside a module, or inside the step, that no operator, module or phase inside it covers.
 
-    `USUAL_MS` of each gap between calls is taken off, as Python and the recording itself need it, and what giving
-    memory back takes, see the question `page-faults`. Modules of one class are one piece. What some recorded step did
-    without is no stall.
+    `USUAL_MS` of each gap between calls is subtracted, since Python and the recording itself need it, and so is the
+    time to return memory, see the question `page-faults`. Modules of one class are one piece. Time that is missing from
+    any recorded step is not a stall.
     """
     whole = calls.step_ms(asked)
     by_type: dict[str, list[Call]] = {}
@@ -72,15 +73,16 @@ def stall(asked: Asked) -> Iterator[Advice]:
 
 
 def _freeing_ms(asked: Asked) -> float:
-    """Return what it takes to give back the memory that a step gets anew, which happens outside of operators."""
+    """Return the milliseconds that freeing the memory which a step gets again takes, outside operators."""
     usage = faults.of(asked)
     return 0.0 if usage is None else min(usage.system_ms, usage.faults * faults.FREEING_US / 1e3)
 
 
 def _over_steps(asked: Asked, those: Sequence[Call]) -> tuple[Interval, int]:
-    """Return milliseconds that nothing inside calls covers, least, median and most of recorded steps, and their number.
+    """Return the minimum, median and maximum over recorded steps of the ms that nothing inside the calls covers, and
+    the number of steps.
 
-    What happened in one step, because the machine did something else, is not in the least of them.
+    The minimum excludes what happened in one step only, because the machine did something else.
     """
     found = calls.per_step(asked, those, [inner for each in those for inner in each.inside])
     gaps = [max(0.0, ns / 1e6) for ns, _ in found] or [sum(_gap(each) for each in those)]
@@ -88,7 +90,7 @@ def _over_steps(asked: Asked, those: Sequence[Call]) -> tuple[Interval, int]:
 
 
 def _gaps(call: Call) -> list[float]:
-    """Return the milliseconds of each stretch that nothing inside covers, as recorded."""
+    """Return the milliseconds of each gap in a call that no call inside it covers, as recorded."""
     found, until = [], call.start_ns
     for inner in sorted(call.inside, key=lambda each: each.start_ns):
         found.append(inner.start_ns - until)
@@ -101,7 +103,7 @@ def _gap(call: Call) -> float:
 
 
 def _usual(call: Call) -> float:
-    """Return the part of the gaps that Python and the recording need: of each as much as is usual."""
+    """Return the part of the gaps that Python and the recording need: at most `USUAL_MS` of each."""
     return sum(min(each, USUAL_MS) for each in _gaps(call))
 
 
@@ -110,7 +112,7 @@ def _beyond(call: Call) -> float:
 
 
 def _is_innermost(call: Call) -> bool:
-    """Return whether it is not the model's outermost module, whose time the phase around has as well."""
+    """Return False for a forward phase around modules, since a gap inside is also one of its outermost module."""
     return not (call.kind == Kind.FORWARD and any(each.level == Level.LAYER for each in call.inside))
 
 

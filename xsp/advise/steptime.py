@@ -1,4 +1,4 @@
-"""The time of a step that gains are a part of, from the tables of a trace."""
+"""The step time that gains are shares of, from the tables of a trace."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from xsp.advise.advice import Interval, Step
 from xsp.analyses.answers import Answers
 
 ALIKE = 0.25
-"""By so much, as a share, the window of the devices may differ from the steps for these to be what it is made of."""
+"""Maximum relative difference between the devices' window and the sum of the steps for both to be taken as equal."""
 
 AROUND = 0.05
-"""From this share on that lies between steps, gains are a part of the iteration and not of the step."""
+"""Minimum share of an iteration between steps for gains to be shares of the iteration and not of the step."""
 
 
 def of(answers: Answers) -> Step | None:
-    """Return the time of a step with its interval; None where nothing tells it.
+    """Return the step time with its interval; None if it is unknown.
 
-    Where devices worked, a loss is a share of their window. Where that is as long as the steps together, it is a share
-    of a step; else gains are those of the window.
+    Where devices worked, a loss is a share of their window. If the window is as long as the steps together, the loss is
+    the same share of a step; else gains are shares of the window.
     """
     found = _iteration(answers) or latency(answers)
     activity = answers["device-activity"].dicts()
@@ -32,7 +32,7 @@ def of(answers: Answers) -> Step | None:
 
 
 def _iteration(answers: Answers) -> Step | None:
-    """Return the time from step to step, where the loop tells it and more than the step is in it."""
+    """Return the time of an iteration if the loop records it and enough of it is outside the step, else None."""
     trace = answers.trace
     for row in answers["loop"].dicts():
         if row["kind"] == trace.kind and not row["scope"].startswith("job") and row["iteration_ms"] is not None:
@@ -44,7 +44,7 @@ def _iteration(answers: Answers) -> Step | None:
 
 
 def latency(answers: Answers) -> Step | None:
-    """Return the time of a step by itself; None where nothing tells it."""
+    """Return the time of a step alone; None if it is unknown."""
     rows = answers["A1"].dicts()
     if not rows or rows[0]["latency_ms"] is None:
         return None

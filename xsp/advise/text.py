@@ -10,18 +10,18 @@ from xsp.scrub import plain
 
 WIDTH = 79
 MOST = 10
-"""Pieces that are shown unless told otherwise."""
+"""Default number of pieces that are shown."""
 
 MOST_PLACES = 3
 
 
 def page(found: Advised, limit: int | None = None, history: str | None = None) -> str:
-    """Return what is advised, best first, what was left out, and what could not be answered.
+    """Return the advice, best first, what was left out, and the questions that could not be answered.
 
     Args:
-        found: any.
-        limit: pieces that are shown.
-        history: how good advice has been on this machine.
+        found: the advice.
+        limit: maximum number of pieces that are shown.
+        history: a line on how good advice has been on this machine.
     """
     shown = found.advice[: limit or MOST]
     lines = _wrapped(plain(found.name) + _of_step(found), "")
@@ -73,7 +73,7 @@ def _of_step(found: Advised) -> str:
 
 
 def a_step(step: Step | None) -> str:
-    """Return what gains are a part of, with its article."""
+    """Return what gains are shares of (a step, an iteration, the time), with its article."""
     return {"iteration": "an iteration", "window": "the time"}.get(step.what if step else "", "a step")
 
 
@@ -111,14 +111,14 @@ def _place(place: Place) -> str:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    """Return lines of a text whose later ones stand below the first letter after its label."""
+    """Return the lines of a wrapped text, continuation lines aligned with the text after its label."""
     label = len(text.partition(":")[0]) + 1 if text.startswith(("where:", "why:", "do:", "note:")) else 0
     hang = indent + " " * (7 if label else 0)
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False)
 
 
 def _together(found: Advised) -> list[str]:
-    """Return the order in which pieces are worth doing, and what each adds to those before it."""
+    """Return the lines on the order in which pieces are worth doing, and what each adds to the previous ones."""
     if found.together is None:
         return []
     numbers = {id(piece): number for number, piece in enumerate(found.advice, 1)}

@@ -1,7 +1,7 @@
-"""What several pieces of advice gain together: a call that several of them change is not counted twice.
+"""The combined gain of several pieces of advice: a call that several of them change is not counted twice.
 
-What a call takes when two changes meet was not measured. It is taken to gain what the better of them gains by itself,
-and to lose what any of them makes it lose, so that the sum is rather too small than too large.
+The time of a call with two changes was not measured. The call is assumed to gain as much as the better of the changes
+gains alone, and to lose what any of them costs it, so that the sum is too small rather than too large.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from dataclasses import dataclass
 from xsp.advise.advice import Advice
 
 LEAST_SHARE = 0.05
-"""Of what a piece gains by itself: one that adds less to those before it is no part of the plan."""
+"""Minimum share of its own gain that a piece has to add to the pieces before it to be part of the plan."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece in its turn."""
+    """A piece at its place in the plan."""
 
     piece: Advice
     adds_ms: float
-    """What it gains beyond those before it."""
+    """Gain in milliseconds beyond that of the pieces before it."""
 
 
 @dataclass(frozen=True)
 class Together:
-    """Pieces in the order in which they are worth doing, and what they gain together."""
+    """Pieces in the order in which they are worth doing, and their combined gain."""
 
     parts: tuple[Part, ...]
     unknown: int
-    """Pieces that are not in it, as they do not tell which calls they change."""
+    """Number of pieces that are left out because they do not report which calls they change."""
 
     @property
     def ms(self) -> float:
-        """What all of them gain, in milliseconds of a step."""
+        """Combined gain of all pieces, in milliseconds per step."""
         return math.fsum(part.adds_ms for part in self.parts)
 
 
 def plan(advice: Sequence[Advice]) -> Together | None:
-    """Return the order in which pieces are worth doing; None of fewer than two that tell which calls they change."""
+    """Return the order in which pieces are worth doing; None if fewer than two report which calls they change."""
     known = [each for each in advice if each.by_call]
     done: list[Advice] = []
     parts: list[Part] = []
@@ -58,7 +58,7 @@ def plan(advice: Sequence[Advice]) -> Together | None:
 
 
 def _gain(done: Sequence[Advice]) -> float:
-    """Return what pieces gain together, in milliseconds of a step."""
+    """Return the combined gain of pieces, in milliseconds per step."""
     calls = {call for piece in done for call in piece.by_call}
     total = -math.fsum(piece.once_ms for piece in done)
     for call in calls:

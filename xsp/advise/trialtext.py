@@ -1,4 +1,4 @@
-"""What was tried, as lines: what was promised beside what it gained, and how good advice has been here."""
+"""Trials as text: the promised gain beside the measured one, and how good advice has been on this machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MOST_ROWS = 20
 
 
 def head() -> str:
-    """Return the line above the trials."""
+    """Return the heading of the table of trials."""
     return "tried, without and with it in turns:\n" + _row("trial", "promised", "gained [95 %]", "turns")
 
 
 def lines(found: Tried) -> str:
-    """Return a trial: a row, and what became of results and what was changed."""
+    """Return the row of a trial, followed by its effect on results and the applied changes."""
     promised = f"{'≤ ' if found.advice.at_most else ''}{duration(found.advice.gain.value)}"
     promised += f" {found.advice.of_step_percent:.0f} %"
     if not found.advice.gain_known:
@@ -39,7 +39,7 @@ def lines(found: Tried) -> str:
 
 
 def history(found: History) -> str:
-    """Return how good advice has been here, and each trial."""
+    """Return how good advice has been on this machine, and a row for each trial."""
     if not found.rows:
         return "no advice was tried on this machine: xsp advise RUN --try 3"
     others = [("were not applicable", found.not_applicable), ("failed", found.failed)]
@@ -67,7 +67,7 @@ def _kept(row: dict[str, object]) -> str:
 
 
 def _interval(gain: Interval) -> str:
-    """Return a gain with its interval, and one unit for all three."""
+    """Return a gain with its interval, all three values in one unit."""
     most = max(map(abs, (gain.low, gain.value, gain.high)))
     factor, unit = (1e-3, "s") if most >= 1e3 else (1.0, "ms") if most >= 1 else (1e3, "µs")
     value, low, high = (f"{each * factor:.3g}" for each in (gain.value, gain.low, gain.high))

@@ -1,8 +1,8 @@
-"""What a trace of a device says in three words: verdict, why, next.
+"""A summary of a device's trace in three parts: verdict, why, next.
 
 The verdict names what to change first. It follows from the device's time alone: how much of it is idle and for which
-cause, how much is communication that nothing hides, and which class of kernel takes how much of the rest. A share is
-said as a share, and causes of like size are all said. What to do about it stands in `xsp.advise.device`.
+cause, how much is communication that nothing hides, and which class of kernel takes how much of the rest. Shares are
+reported as shares, and all causes of similar size are named. `xsp.advise.device` contains what to do about them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import EAGER
 
 LOST = 20.0
-"""Percent of the window from which on a loss is what to change; below it, it is the device's own work."""
+"""Minimum percentage of the window for a loss to be the verdict; below it, the verdict names the device's own work."""
 
 ALIKE = 0.5
-"""What is at least so much of the largest is named beside it."""
+"""Minimum size relative to the largest loss, or the largest class of work, to be named beside it."""
 
 
 class Verdict(NamedTuple):
-    """A sentence, the reasons, what to do; and the figures that they rest on."""
+    """A sentence, the reasons and what to do, with the figures that they are based on."""
 
     verdict: str
     why: list[str]
@@ -46,15 +46,15 @@ class Verdict(NamedTuple):
     busy_percent: float
     losses: list[Loss]
     pieces: list[Piece]
-    """All that is advised; `next` has the first ones as sentences."""
+    """All pieces of advice; `next` has the first ones as sentences."""
 
 
 def verdict(answers: Answers) -> Verdict | None:
-    """Return what a trace of devices says; None where it holds no device work."""
+    """Return the verdict on a trace; None if the trace contains no device work."""
     activity = answers["device-activity"].dicts()
     if not activity or not activity[-1]["window_ms"]:
         return None
-    whole = activity[-1]  # of several devices their sum
+    whole = activity[-1]  # the sum over all devices
     exposed = [
         _loss(COMMUNICATION, whole["exposed_communication_ms"], whole),
         _loss(COPIES, whole["exposed_copy_ms"], whole),
@@ -77,7 +77,7 @@ def _loss(name: str, ms: float, whole: Row) -> Loss:
 
 
 def _causes(answers: Answers, window_ms: float) -> list[Loss]:
-    """Return idle time by cause over all devices."""
+    """Return the idle time by cause, over all devices."""
     sums: dict[str, float] = {}
     for row in answers["idle-causes"].dicts():
         sums[row["cause"]] = sums.get(row["cause"], 0.0) + row["idle_ms"]
@@ -85,7 +85,7 @@ def _causes(answers: Answers, window_ms: float) -> list[Loss]:
 
 
 def _work(answers: Answers) -> list[tuple[str, float]]:
-    """Return what device work is, with its percent of GPU time, the most first; attention of eager form is one."""
+    """Return classes of device work with their percent of GPU time, largest first; eager attention is its own class."""
     shares = {row["class"]: row["percent_of_device_time"] for row in answers.classes()}
     for row in answers["attention"].dicts():
         if row["form"] == EAGER:
@@ -98,7 +98,7 @@ _EAGER_ATTENTION = "eager attention"
 
 
 def _sentence(whole: Row, losses: Sequence[Loss], work: Sequence[tuple[str, float]], devices: int) -> str:
-    """Say how busy the device is, and what takes how much of the rest, or of the work."""
+    """Return a sentence on how busy the device is, and the shares of the largest losses, or of the classes of work."""
     who = f"The {devices} devices are" if devices > 1 else "The device is"
     busy = f"{who} busy {whole['busy_percent']:.0f} % of the time"
     if losses and losses[0].percent >= LOST:
@@ -132,7 +132,7 @@ _MEANS = {
 
 
 def _lost(answers: Answers, losses: Sequence[Loss]) -> Iterator[str]:
-    """Yield each loss that is worth a line; where one gap or one call is half of it, with that."""
+    """Yield a line for each loss above `WORTH`, with the one gap or call that makes up half of it if there is one."""
     for loss in losses:
         if loss.percent < WORTH:
             continue
@@ -152,7 +152,7 @@ def _classes(work: Sequence[tuple[str, float]]) -> list[str]:
 
 
 # --- questions ---------------------------------------------------------------------------------------------------
-# The pieces that a verdict rests on, as advice: found once, and handed out by question.
+# The pieces of a verdict as advice: computed once, and divided among the questions.
 
 
 def _answer(name: str) -> Callable[[Asked], Iterator[Advice]]:

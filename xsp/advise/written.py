@@ -1,4 +1,4 @@
-"""What the program writes out in several operators, and PyTorch has one for: normalisation, GELU, softmax."""
+"""Functions that the program writes out in several operators where PyTorch has one: normalisation, GELU, softmax."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from xsp.advise.registry import question
 from xsp.schema import Kind
 
 LEAST_PERCENT = 2.0
-"""Of the step, that writing out has to cost for a line."""
+"""Minimum percentage of the step that writing out a function has to cost to be worth a line."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function of PyTorch, and the operators that it is written out with."""
+    """A function of PyTorch, and the sequences of operators that compute the same."""
 
     name: str
     do: str
     written: re.Pattern[str]
-    """Of the names of operators that follow one another, each with a blank after it."""
+    """Pattern for the names of consecutive operators, each followed by a space."""
 
 
 def _function(name: str, do: str, *written: str) -> Function:
@@ -32,7 +32,7 @@ def _function(name: str, do: str, *written: str) -> Function:
 
 
 _SQUARED = "(?:pow|square|mul)"
-FUNCTIONS: Sequence[Function] = (  # rms_norm and logsumexp are no faster on a processor than what they stand for
+FUNCTIONS: Sequence[Function] = (  # rms_norm and logsumexp are no faster on a CPU than the operators they replace
     _function(
         "normalisation",
         "torch.nn.functional.layer_norm, with the weight and the bias as its arguments",
@@ -57,10 +57,10 @@ FUNCTIONS: Sequence[Function] = (  # rms_norm and logsumexp are no faster on a p
 
 @question("written-out", "Which functions are written out that PyTorch has in one operator?", number="Q5")
 def written_out(asked: Asked) -> Iterator[Advice]:
-    """Operators that follow one another in a module, or in the step, as those of a known function do.
+    """Consecutive operators in a module, or in the step, that compute a known function.
 
-    Each of them reads and writes all values, where one operator does it once: at most all but the longest is gained.
-    The order tells it, and shapes: the operators are of one tensor, or of what it is reduced to.
+    Each of them reads and writes all values, where one operator does it once: the gain is at most the time of all but
+    the longest. Order and shapes identify them: the operators are of one tensor, or of a reduction of it.
     """
     whole = calls.step_ms(asked)
     found: dict[Function, list[list[Call]]] = {}
@@ -97,7 +97,7 @@ def written_out(asked: Asked) -> Iterator[Advice]:
 
 
 def _written(around: Call) -> Iterator[tuple[Function, list[Call]]]:
-    """Yield the functions that a call writes out, with their operators; each operator is of one function alone."""
+    """Yield the functions that a call writes out, with their operators; no operator is part of two functions."""
     busy = [each for each in around.inside if each.computes]
     names = [_stem(each) for each in busy]
     text = "".join(f"{name} " for name in names)
@@ -117,7 +117,7 @@ def _stem(call: Call) -> str:
 
 
 def _is_of_one_tensor(those: Sequence[Call]) -> bool:
-    """Return whether the first inputs have the largest one's shape, or that of a reduction of it over the last axes."""
+    """Return whether each first input has the shape of the largest one, or of a reduction of it."""
     sizes = [each.first_shape for each in those if each.first_shape is not None]
     if len(sizes) < len(those) / 2:
         return False
@@ -127,7 +127,7 @@ def _is_of_one_tensor(those: Sequence[Call]) -> bool:
 
 
 def _is_reduced(size: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    """Return whether a shape is another one, with axes of 1 or without some of them."""
+    """Return whether a shape equals another one, or is that shape with some axes reduced to 1 or removed."""
     if len(size) == len(full):
         return all(one in (1, other) for one, other in zip(size, full, strict=True))
     rest = iter(full)
