@@ -68,6 +68,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train.py", "run", ("train.py",)),
         ("torchrun --nproc-per-node 2 train.py", "run", ("torchrun", "--nproc-per-node", "2", "train.py")),
         ("xsp run --step work train.py --out x", "run", ("--step", "work", "train.py", "--out", "x")),
+        ("xsp run -m pkg.train -o mine", "run", ("-m", "pkg.train", "-o", "mine")),
         ("torchvision:resnet18 --batch 8", "profile", ("torchvision:resnet18", "--batch", "8")),
         ("nets/mine.py:build", "profile", ("nets/mine.py:build",)),
         ("xsp profile timm:vit_tiny", "profile", ("timm:vit_tiny",)),

@@ -121,6 +121,7 @@ def test_rows_are_filtered_by_values_that_are_never_sql(small: Tools) -> None:
     assert where("name", "=", "x' OR '1'='1")["tables"][0]["rows"] == []
     assert where("device", "=", None)["tables"][0]["rows"]
     assert "has no column" in where('name" OR 1=1 --', "=", "x")["error"]
+    assert "null goes with = and !=" in where("device", "<", None)["error"]
     assert "cannot be compared" in where("calls", "=", "many")["error"]
     assert "no column" in ask(small, "tables", run="runs/before", analysis="ops", sort="1; DROP TABLE spans")["error"]
 

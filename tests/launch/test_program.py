@@ -14,7 +14,7 @@ import pytest
 import xsp
 from xsp.cli import __main__ as entry
 from xsp.errors import UsageError
-from xsp.launch import ranks
+from xsp.launch import program, ranks
 from xsp.launch.program import Elsewhere, Program, read
 
 PROGRAM = """
@@ -165,6 +165,24 @@ def test_a_command_of_this_environment_is_the_script_that_it_is(
     command.write_text("#!/other/python\n")
     with pytest.raises(UsageError, match="runs in /other/python"):
         read(["trains"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ('#!/bin/sh\n\'\'\'exec\' "/a b/python3" "$0" "$@"\n', "/a b/python3"),
+        ("#!/bin/sh\n'''exec' \"/a b\n", "/bin/sh"),
+        ("#! /usr/bin/env -S python3\n", "python3"),
+        ("#!\n", None),
+        ("#!/usr/bin/env\n", None),
+    ],
+)
+def test_the_interpreter_of_a_script_is_read_from_its_first_lines(
+    tmp_path: Path, lines: str, named: str | None
+) -> None:
+    script = tmp_path / "s"
+    script.write_text(lines)
+    assert program._shebang(script) == named
 
 
 def test_an_interpreter_without_xsp_is_said_and_another_with_it_is_taken(

@@ -262,6 +262,7 @@ def test_a_source_that_fails_ends_sampling_and_nothing_else(tmp_path: Path) -> N
     told = reader.finish()
     assert told["readings"] == 2
     assert "sampling ended early: OSError: gone" in told["notes"]
+    assert list(tmp_path.rglob("*.parquet"))  # the readings before it are stored
 
 
 def test_a_long_run_is_sampled_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

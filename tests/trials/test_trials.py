@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from xsp.errors import UsageError
-from xsp.trials import child, outputs
+from xsp.trials import calls, child, folding, outputs
 from xsp.trials.calls import Autocast, ChannelsLast, Float32, InferenceMode, Sdpa
 from xsp.trials.folding import FoldBatchNorm
 from xsp.trials.settings import Malloc, OneDnn, Threads, facts
@@ -243,6 +243,15 @@ def test_data_loaders_without_workers_get_some(monkeypatch: pytest.MonkeyPatch) 
     assert DataLoader([1, 2, 3], 1).num_workers == 2
     assert DataLoader([1, 2, 3], batch_size=1, num_workers=1).num_workers == 1
     assert list(trial.applied) == ["a data loader with 2 workers"]
+
+
+def test_a_result_that_is_no_number_differs_from_any_and_arguments_stay_the_programs() -> None:
+    torch = pytest.importorskip("torch")
+    ones = torch.ones(2)
+    assert folding._apart(torch, ones, torch.tensor([float("nan"), 1.0])) == float("inf")
+    given = {"x": ones.double()}
+    assert calls._in_type(torch, given, {torch.float64}, torch.float32)["x"].dtype == torch.float32
+    assert given["x"].dtype == torch.float64
 
 
 # --- the process ----------------------------------------------------------------------------------------------------
