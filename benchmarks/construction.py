@@ -115,7 +115,7 @@ def _report(
     batch: int,
 ) -> turns.Report:
     report = turns.Report(
-        "construction" if (batch, how.threads) == (1, 1) else f"construction_batch{batch}_threads{how.threads}",
+        _name(batch, how.threads, len(graphs)),
         f"Models from their blocks of G calls, {len(graphs)} models, {how.threads} threads, batch {batch}",
         (
             "G", "models", "error, mean abs.", "with glue", "constructed/step", "from others: models", "error of those",
@@ -172,6 +172,13 @@ def _report(
     report.notes += goals(report.data)
     report.data["steps"] = {text: step.rounds for text, step in steps_of.items()}
     return report
+
+
+def _name(batch: int, threads: int, models: int) -> str:
+    """Return the name of the saved figures."""
+    if models > len(steps.MANY):
+        return "construction_hundred"
+    return "construction" if (batch, threads) == (1, 1) else f"construction_batch{batch}_threads{threads}"
 
 
 def _from_others(
