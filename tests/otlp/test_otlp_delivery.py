@@ -26,7 +26,7 @@ from realparts import Collector, Jaeger, fetched, until
 from receivers import EPOCH_NS, TAKEN, Receiver, about, spans_in, write_run
 
 import xsp
-from xsp import rundir
+from xsp import rundir, table
 from xsp.cli import main
 from xsp.errors import UsageError
 from xsp.health import health
@@ -146,6 +146,24 @@ def test_steps_can_be_chosen(tmp_path: Path) -> None:
     with Receiver() as receiver:
         assert send(run, receiver.url, steps=(1, 2)).steps == 2
         assert send(run, receiver.url, timed=True).steps == 2
+        with pytest.raises(UsageError, match="step 7 was not stored; there are 0, 1, 2, 3"):
+            send(run, receiver.url, steps=(7,))
+
+
+def test_steps_can_be_chosen_where_an_import_stored_several_in_a_file(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=4, spans=3, otel=None, imported={"sources": [], "doubled": 0})
+    with table.connect() as con:
+        con.execute(f"CREATE TABLE whole AS FROM {table.parquet(rundir.segments(run))}")
+        table.write_parquet(con, "whole", rundir.segment(run, 0))
+    for step in (1, 2, 3):
+        rundir.segment(run, step).unlink()
+    with Receiver() as receiver:
+        counts = send(run, receiver.url, steps=(1, 3))
+        assert (counts.steps, counts.spans, counts.left) == (2, 6, 0)
+        assert {span.trace_id[-1] for span in receiver.spans} == {2, 4}
+        counts = send(run, receiver.url, timed=True)
+        assert (counts.steps, counts.spans, counts.left) == (2, 6, 0)
+        assert send(run, receiver.url, resume=True).spans == 12, "a part of a file is not listed as delivered"
         with pytest.raises(UsageError, match="step 7 was not stored; there are 0, 1, 2, 3"):
             send(run, receiver.url, steps=(7,))
 

@@ -142,6 +142,10 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
         return Endpoint(target, Path(target).name, file, service=service)
     protocol = _protocol(target, options, variables)
     url, bare, insecure = _place(target, protocol, options, variables)
+    cert_file = _file(options.cert_file, "--cert", "CLIENT_CERTIFICATE", variables)
+    key_file = _file(options.key_file, "--key", "CLIENT_KEY", variables)
+    if key_file and not cert_file:
+        raise UsageError("--key: a client's key goes with its certificate: give --cert FILE too")
     return Endpoint(
         url=url,
         name=bare,
@@ -151,8 +155,8 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
         gzip=variables.choice("COMPRESSION", options.compression, COMPRESSIONS, "none") == "gzip",
         insecure=insecure,
         ca_file=_file(options.ca_file, "--ca-file", "CERTIFICATE", variables),
-        cert_file=_file(options.cert_file, "--cert", "CLIENT_CERTIFICATE", variables),
-        key_file=_file(options.key_file, "--key", "CLIENT_KEY", variables),
+        cert_file=cert_file,
+        key_file=key_file,
         service=service,
     )
 
