@@ -359,7 +359,7 @@ def segment(run: Path, step: int) -> Path:
 
 def segments(run: Path) -> list[Path]:
     """Return the paths of the existing segments, in the order of their steps."""
-    return sorted((run / STEPS).glob("[0-9]*.parquet"))
+    return _numbered(run / STEPS)
 
 
 def portion(run: Path, number: int) -> Path:
@@ -369,7 +369,12 @@ def portion(run: Path, number: int) -> Path:
 
 def portions(run: Path) -> list[Path]:
     """Return the paths of the existing portions of samples, in the order of time."""
-    return sorted((run / SAMPLES).glob("[0-9]*.parquet"))
+    return _numbered(run / SAMPLES)
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Return the numbered tables of a folder in their order; from a million on, the numbers have more digits."""
+    return sorted(folder.glob("[0-9]*.parquet"), key=lambda file: (len(file.name), file.name))
 
 
 def is_one(folder: Path) -> bool:

@@ -300,6 +300,7 @@ def test_what_the_program_printed_stays_in_the_file(con: duckdb.DuckDBPyConnecti
     ("name", "content", "says"),
     [
         ("a.nsys-rep", b"anything", "nsys export --type sqlite a.nsys-rep"),
+        ("a b.nsys-rep", b"anything", "nsys export --type sqlite 'a b.nsys-rep'"),
         ("a.sqlite", gzip.compress(b"SQLite format 3\0", mtime=0), "decompress it first"),
         ("a.sqlite", b"SQLite format 3\0" + b"\0" * 500, "not readable as SQLite"),
     ],

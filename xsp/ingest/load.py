@@ -4,6 +4,7 @@ other tools, through the importers."""
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import weakref
 from collections.abc import Sequence
@@ -253,7 +254,8 @@ def _load_files(
                 _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
     trace = true_trace(con, run, place, number)
     if number is not None and not con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
-        raise UsageError(f"{place}: no step of the kind {kind!r} was recorded; `xsp analyze {place} kinds` lists them")
+        command = f"xsp analyze {shlex.quote(str(place))} kinds"
+        raise UsageError(f"{place}: no step of the kind {kind!r} was recorded; `{command}` lists them")
     return trace
 
 
