@@ -12,7 +12,7 @@ import pytest
 import xsp
 from xsp import rundir, semconv, table
 from xsp.correlate.evidence import correlate
-from xsp.errors import TraceError
+from xsp.errors import TraceError, UsageError
 from xsp.importers.otlp import Part, Spoken
 from xsp.receiver.journal import Receiving
 from xsp.record.loop import Loop, Row, Status
@@ -21,7 +21,8 @@ from xsp.schema import Level
 from xsp.store import loop
 from xsp.testing import spans
 
-RUN = {"id": "ab" * 8, "name": "net", "end_ns": 2_000_000, "finished": True}
+RUN = {"id": "ab" * 8, "name": "net", "end_ns": 2_000_000, "finished": True,
+       "kinds": [{"kind": 0, "name": "net"}]}  # fmt: skip
 OWN = Otel.of({"trace_id": "ab" * 16, "span_id": "cd" * 8})
 
 
@@ -35,8 +36,9 @@ def with_loop(run: Path, steps: int) -> Any:
     return con
 
 
-def test_a_run_with_spans_that_wait_loads_with_its_loop(tmp_path: Path) -> None:
-    run = rundir.create(tmp_path / "run")
+def waiting(run: Path) -> Path:
+    """Write a run whose loop of 40 steps is in order, and of which a recorded step waits."""
+    rundir.create(run)
     rundir.write_run(run, {**RUN, "finished": False, "received": {"requests": 2, "runs": [RUN]}})
     loop.write(with_loop(run, 40), run)
     text = "step s 0-100\nforward Net 10-90"
@@ -46,7 +48,17 @@ def test_a_run_with_spans_that_wait_loads_with_its_loop(tmp_path: Path) -> None:
     table.create(con, "waiting")
     table.insert(con, "waiting", rows)
     table.write_parquet(con, "waiting", run / rundir.WAITING / "000000000.parquet")
-    assert len(xsp.load(run).loop) == 40
+    return run
+
+
+def test_a_run_with_spans_that_wait_loads_with_its_loop(tmp_path: Path) -> None:
+    assert len(xsp.load(waiting(tmp_path / "run")).loop) == 40
+
+
+def test_of_a_run_with_spans_that_wait_a_kind_of_step_can_be_chosen(tmp_path: Path) -> None:
+    run = waiting(tmp_path / "run")
+    with pytest.raises(UsageError, match="no kind of step called 'prefill'; there are: 0 net"):
+        xsp.load(run, kind="prefill")
 
 
 def _of_service(number: int) -> Iterator[Part]:

@@ -66,7 +66,7 @@ def load(
     if place.is_dir() and not rundir.is_one(place):
         return _load_imported(str(place))
     if received.is_waiting(place):
-        return _load_waiting(place)
+        return _load_waiting(place, kind)
     run = _believable(rundir.read_job(place))
     if run.parts:
         return _load_parts(place, run, skip_damaged, kind)
@@ -212,15 +212,15 @@ def _load_imported(source: str) -> Trace:
     return _kept(folder, next(iter(found)))
 
 
-def _load_waiting(place: Path) -> Trace:
+def _load_waiting(place: Path, kind: int | str | None) -> Trace:
     """Load received spans that are not in order yet, because the receiver was killed or is still running."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
     received.put_in_order(place, Path(folder.name), finished=False)
-    return _kept(folder, Path(folder.name))
+    return _kept(folder, Path(folder.name), kind)
 
 
-def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
-    trace = load(place)
+def _kept(folder: tempfile.TemporaryDirectory[str], place: Path, kind: int | str | None = None) -> Trace:
+    trace = load(place, kind=kind)
     weakref.finalize(trace.con, folder.cleanup)
     return trace
 
