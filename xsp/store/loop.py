@@ -70,16 +70,17 @@ def show(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
         written, growing = run / rundir.LOOP_FILE, run / rundir.LOOP_ROWS
         try:
             if written.is_file():
-                _read(con, run, written)
+                rundir.check_inside(run, [written])
+                _read(con, written)
             elif growing.is_file():
+                rundir.check_inside(run, [growing])
                 table.insert(con, "loop", _rows(growing), LOOP_COLUMNS)
         except (duckdb.Error, OSError, TraceError) as error:
             said.append(f"left out: {written if written.is_file() else growing}: {str(error).splitlines()[0]}")
     return said
 
 
-def _read(con: duckdb.DuckDBPyConnection, run: Path, written: Path) -> None:
-    rundir.check_inside(run, [written])
+def _read(con: duckdb.DuckDBPyConnection, written: Path) -> None:
     there = {name for name, *_ in con.execute(f"DESCRIBE SELECT * FROM {table.parquet(written)}").fetchall()}
     chosen = ", ".join(
         f"{'NULL' if column.name in _LATER and column.name not in there else column.name}::{column.type}"
