@@ -433,6 +433,12 @@ def test_a_variable_that_makes_no_sense_is_named(variable: str, value: str) -> N
         endpoint.endpoint("env", None, {f"OTEL_EXPORTER_OTLP_{variable}": value})
 
 
+@pytest.mark.parametrize(("variable", "value"), [("INSECURE", "1"), ("CLIENT_KEY", __file__)])
+def test_a_variable_of_a_connection_that_makes_no_sense_is_named(variable: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"OTEL_EXPORTER_OTLP_{variable}"):
+        endpoint.endpoint("env", endpoint.Options(protocol="grpc"), {f"OTEL_EXPORTER_OTLP_{variable}": value})
+
+
 @pytest.mark.parametrize("entry", [None, 3, [], {"steps": [1]}, {"steps": {"one": 2}}, {"steps": {"1": "x"}}])
 def test_a_damaged_list_of_deliveries_means_sending_again(run: Path, entry: object) -> None:
     (run / rundir.DELIVERY_FILE).write_text('{"endpoints": {"http')
