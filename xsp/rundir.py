@@ -373,8 +373,12 @@ def portions(run: Path) -> list[Path]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """Return the numbered tables of a folder in their order; from a million on, the numbers have more digits."""
-    return sorted(folder.glob("[0-9]*.parquet"), key=lambda file: (len(file.name), file.name))
+    """Return the numbered tables of a folder in their order; from a million on, the numbers have more digits.
+
+    Copies that a file manager made beside them (`000004 2.parquet`) are left out: their rows would count twice.
+    """
+    found = [file for file in folder.glob("[0-9]*.parquet") if file.stem.isascii() and file.stem.isdecimal()]
+    return sorted(found, key=lambda file: (len(file.name), file.name))
 
 
 def is_one(folder: Path) -> bool:
