@@ -359,7 +359,7 @@ def segment(run: Path, step: int) -> Path:
 
 def segments(run: Path) -> list[Path]:
     """Return the paths of the existing segments, in the order of their steps."""
-    return _numbered(run / STEPS)
+    return numbered(run / STEPS)
 
 
 def portion(run: Path, number: int) -> Path:
@@ -369,10 +369,10 @@ def portion(run: Path, number: int) -> Path:
 
 def portions(run: Path) -> list[Path]:
     """Return the paths of the existing portions of samples, in the order of time."""
-    return _numbered(run / SAMPLES)
+    return numbered(run / SAMPLES)
 
 
-def _numbered(folder: Path) -> list[Path]:
+def numbered(folder: Path) -> list[Path]:
     """Return the numbered tables of a folder in their order; from a million on, the numbers have more digits.
 
     Copies that a file manager made beside them (`000004 2.parquet`) are left out: their rows would count twice.

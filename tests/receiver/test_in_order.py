@@ -61,6 +61,14 @@ def test_of_a_run_with_spans_that_wait_a_kind_of_step_can_be_chosen(tmp_path: Pa
         xsp.load(run, kind="prefill")
 
 
+def test_a_copy_that_a_file_manager_made_does_not_keep_a_receiver_from_starting(tmp_path: Path) -> None:
+    arrived = waiting(tmp_path / "out" / "net") / rundir.WAITING / "000000000.parquet"
+    arrived.with_name("000000000 2.parquet").write_bytes(arrived.read_bytes())
+    said = list[str]()
+    Receiving(tmp_path / "out", said.append).close()
+    assert said == [f"{tmp_path / 'out' / 'net'}: 1 steps, 2 spans"]
+
+
 def _of_service(number: int) -> Iterator[Part]:
     trace, root, start = f"{number:032x}", f"{number:016x}", 1_000_000 * number
     own = Spoken(trace, root, None, "GET /", start, start + 5_000, {})

@@ -347,7 +347,7 @@ class Receiving:
         if received is None:
             return
         runs = received.runs or content.ranks or ((content,) if content.id is not None else ())
-        names = [int(file.stem) for file in (place / rundir.WAITING).glob("[0-9]*.parquet")]
+        names = [int(file.stem) for file in rundir.numbered(place / rundir.WAITING)]
         for staged in (place / rundir.WAITING).glob(".*"):
             staged.unlink(missing_ok=True)
         arriving = _Arriving(
