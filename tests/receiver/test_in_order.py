@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 import xsp
@@ -14,6 +16,7 @@ from xsp import rundir, semconv, table
 from xsp.correlate.evidence import correlate
 from xsp.errors import TraceError, UsageError
 from xsp.importers.otlp import Part, Spoken
+from xsp.receiver import journal
 from xsp.receiver.journal import Receiving
 from xsp.record.loop import Loop, Row, Status
 from xsp.run import Otel
@@ -87,6 +90,24 @@ def test_traces_of_services_become_steps_after_a_restart_of_the_receiver_too(tmp
     )
     assert steps.fetchall() == [(0, 3, 3, 1), (1, 2, 2, 1), (2, 2, 2, 1), (3, 2, 2, 1)]
     assert len(found.run.notes) == 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), duckdb.IOException("No space left")])
+def test_what_could_not_be_put_in_order_is_put_in_order_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    said = list[str]()
+    receiving = Receiving(tmp_path / "out", said.append)
+    receiving.take(_of_service(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "put_in_order", fails)
+        receiving.tidy(all_of_them=True)
+    receiving.close()
+    assert "No space left; what arrived is kept in" in said[0]
+    assert said[1:] == [f"{tmp_path / 'out' / 'services'}: 1 steps, 2 spans"]
 
 
 def _of_run(con: Any) -> Iterator[Part]:

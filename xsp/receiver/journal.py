@@ -417,9 +417,9 @@ class Receiving:
             files, arriving.waiting = arriving.files, False
         try:
             written = put_in_order(arriving.place, arriving.place)
-        except XspError as error:
+        except (XspError, duckdb.Error, OSError) as error:
             arriving.waiting, arriving.touched = True, time.monotonic()
-            self._say(f"{error}; what arrived is kept in {arriving.place}, and loads")
+            self._say(f"{str(error).splitlines()[0]}; what arrived is kept in {arriving.place}, and loads")
             return
         with arriving.lock:
             arriving.doubled = written.received.doubled if written.received is not None else 0
