@@ -311,3 +311,21 @@ def test_run_json_keeps_what_was_written(tmp_path: Path) -> None:
     rundir.write_run(tmp_path, {"name": "ä", "steps": {"seen": 3}})
     assert rundir.read_run(tmp_path) == {"format": 1, "name": "ä", "steps": {"seen": 3}}
     assert json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["name"] == "ä"
+
+
+def test_a_copy_of_a_step_that_a_file_manager_made_does_not_count(tmp_path: Path) -> None:
+    run = write(tmp_path / "run")
+    for name in ("000001 2.parquet", "000001 (1).parquet", "000001-copy.parquet"):
+        (run / rundir.STEPS / name).write_bytes(rundir.segment(run, 1).read_bytes())
+    assert len(xsp.load(run).spans) == 6
+
+
+def test_files_are_in_the_order_of_their_numbers_beyond_a_million_too(tmp_path: Path) -> None:
+    numbers = (9, 999_999, 1_000_000, 1_000_001)
+    for folder in (rundir.STEPS, rundir.SAMPLES):
+        (tmp_path / folder).mkdir()
+    for number in numbers:
+        rundir.segment(tmp_path, number).touch()
+        rundir.portion(tmp_path, number).touch()
+    assert [int(file.stem) for file in rundir.segments(tmp_path)] == list(numbers)
+    assert [int(file.stem) for file in rundir.portions(tmp_path)] == list(numbers)

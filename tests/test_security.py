@@ -197,6 +197,16 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path: Path, name: str) -> No
         xsp.load(run)
 
 
+@pytest.mark.parametrize("name", ["loop.parquet", "loop2.rows"])
+def test_a_loop_behind_a_link_out_of_the_directory_is_left_out(tmp_path: Path, name: str) -> None:
+    other, run = tmp_path / "other", run_of_others(tmp_path / "run", {})
+    other.write_bytes(bytes(8 * 15 * 3))
+    (run / name).symlink_to(other)
+    found = xsp.load(run)
+    assert len(found.loop) == 0
+    assert any("leads out of the run directory" in note.text for note in found.run.notes)
+
+
 def test_a_run_that_is_a_link_itself_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(run_of_others(tmp_path / "run", {}))
     assert xsp.load(tmp_path / "latest").name

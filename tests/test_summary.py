@@ -179,6 +179,26 @@ def test_an_interval_never_leaves_the_range_of_the_values(count: int) -> None:
             assert min(values) <= ends.lo <= ends.hi <= max(values)
 
 
+def test_the_interval_of_a_mean_lies_around_the_mean_of_values_of_different_weight() -> None:
+    values, weights = [1.0, 1.1] * 30 + [3.0, 3.1] * 10, [1] * 60 + [500] * 20
+    middle = sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+    ends = mean_interval(values, weights)
+    assert ends is not None
+    assert 2.9 < ends.lo < middle < ends.hi <= 3.1
+    assert mean_interval(values, [7] * 80) == pytest.approx(mean_interval(values))
+    few = mean_interval(values[-20:-10] + values[:3], [500] * 10 + [1] * 3)
+    assert few is not None
+    assert 2.9 < few.lo < 3.05 < few.hi <= 3.1
+
+
+@pytest.mark.parametrize("heavy", [0, 22, 44])
+def test_where_a_single_value_has_nearly_all_the_weight_there_is_an_interval_around_it(heavy: int) -> None:
+    ends = mean_interval([float(place) for place in range(45)], [10**6 if place == heavy else 1 for place in range(45)])
+    assert ends is not None
+    assert 0 <= ends.lo <= heavy + 0.001
+    assert heavy - 0.001 <= ends.hi <= 44
+
+
 def test_one_long_step_of_many_does_not_widen_the_interval_as_a_drift_would() -> None:
     values = _independent(60, random.Random(1))
     ends, held_up = drifting_interval(values), drifting_interval([*values[:30], 900.0, *values[31:]])

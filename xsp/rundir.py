@@ -359,7 +359,7 @@ def segment(run: Path, step: int) -> Path:
 
 def segments(run: Path) -> list[Path]:
     """Return the paths of the existing segments, in the order of their steps."""
-    return sorted((run / STEPS).glob("[0-9]*.parquet"))
+    return numbered(run / STEPS)
 
 
 def portion(run: Path, number: int) -> Path:
@@ -369,7 +369,16 @@ def portion(run: Path, number: int) -> Path:
 
 def portions(run: Path) -> list[Path]:
     """Return the paths of the existing portions of samples, in the order of time."""
-    return sorted((run / SAMPLES).glob("[0-9]*.parquet"))
+    return numbered(run / SAMPLES)
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Return the numbered tables of a folder in their order; from a million on, the numbers have more digits.
+
+    Copies that a file manager made beside them (`000004 2.parquet`) are left out: their rows would count twice.
+    """
+    found = [file for file in folder.glob("[0-9]*.parquet") if file.stem.isascii() and file.stem.isdecimal()]
+    return sorted(found, key=lambda file: (len(file.name), file.name))
 
 
 def is_one(folder: Path) -> bool:

@@ -161,27 +161,48 @@ def _within(values: Sequence[float], ends: Interval) -> Interval:
     return Interval(max(ends.lo, min(values)), min(ends.hi, max(values)))
 
 
-def mean_interval(values: Sequence[float]) -> Interval | None:
+def mean_interval(values: Sequence[float], weights: Sequence[int] | None = None) -> Interval | None:
     """Return the 95 % interval of the plain mean of a series in the order in which it was measured.
 
-    Rare long values are part of a mean, so nothing is trimmed. Long series are cut into `BATCHES` batches, see
-    `drifting_interval`.
+    Rare long values are part of a mean, so nothing is trimmed. Long series are cut into `BATCHES` batches of equal
+    weight, see `drifting_interval`. Parts of different weight count as fewer parts of the same weight (Kish 1965).
+
+    Args:
+        values: the values, in their order.
+        weights: number of measurements that each value is the mean of; default: one each.
 
     Returns:
         None for fewer than three values.
     """
     if len(values) < 3:
         return None
-    means = list(values)
+    held = [1] * len(values) if weights is None else weights
+    total = sum(held)
+    parts = list(zip(values, held, strict=True))
+    middle = math.fsum(value * weight for value, weight in parts) / total
     if len(values) >= 2 * BATCHES:
-        cuts = [len(values) * place // BATCHES for place in range(BATCHES + 1)]
-        means = [math.fsum(values[low:high]) / (high - low) for low, high in itertools.pairwise(cuts)]
-    middle = math.fsum(values) / len(values)
-    width = _student(len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
+        parts = _batches(parts, total)
+    count = total**2 / sum(weight**2 for _, weight in parts)
+    if len(parts) < 2:  # a single value has nearly all the weight
+        return Interval(min(values), max(values))
+    spread = math.fsum((weight * (mean - middle)) ** 2 for mean, weight in parts)
+    width = _student(max(1.0, count - 1)) * math.sqrt(spread * count / (count - 1)) / total
     return _within(values, Interval(middle - width, middle + width))
 
 
-def _student(freedom: int) -> float:
+def _batches(parts: Sequence[tuple[float, int]], total: int) -> list[tuple[float, int]]:
+    """Return the means and weights of consecutive batches: `BATCHES`, or fewer if some values are heavier than one."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    before = 0
+    for value, weight in parts:
+        before += weight
+        found.setdefault((before * BATCHES - 1) // total, []).append((value, weight))
+    weights = [sum(weight for _, weight in batch) for batch in found.values()]
+    sums = [math.fsum(value * weight for value, weight in batch) for batch in found.values()]
+    return [(sum_ / weight, weight) for sum_, weight in zip(sums, weights, strict=True)]
+
+
+def _student(freedom: float) -> float:
     """Return Student's quantile for `CONFIDENCE`, by the Cornish-Fisher expansion."""
     normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     return (

@@ -411,6 +411,20 @@ def test_what_the_loop_does_between_steps_is_told_from_a_sixth_of_an_iteration_o
     assert "_foreach_" in piece.do
 
 
+@pytest.mark.parametrize("question", ["between", "data"])
+def test_a_row_of_the_loop_that_represents_many_steps_counts_as_many(question: str) -> None:
+    rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
+    waits = {"data_ns": 1e6} if question == "data" else {}
+    alone = [{"step": at, "dur_ns": 1e7, "rung": Level.OP if at < 3 else BARE} for at in range(23)]
+    longer = {"steps": 100, "dur_ns": 1e7, "before_ns": 10e6, **dict.fromkeys(waits, 10e6)}
+    together = [{"step": 23 + 100 * at, **longer} for at in range(10)]
+    loop = [{**each, "before_ns": 1e6, **waits} for each in alone] + together
+    (piece,) = advise.of(with_loop(trace_of(rows), loop), only=[question]).advice
+    assert piece.gain.value == pytest.approx((20 * 1 + 1000 * 10) / 1020)
+    assert piece.gain.low <= piece.gain.value <= piece.gain.high
+    assert piece.why[0] == "1020 iterations that ran without recording"
+
+
 @pytest.mark.parametrize(
     ("dtype", "isa", "told"),
     [

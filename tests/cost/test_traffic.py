@@ -47,6 +47,16 @@ FLOAT, HALF, LONG, BOOL = "float", "c10::BFloat16", "long int", "bool"
          ["", "", "100", "-1", "False"], (160 + 40, 3200)),
         ("aten::max_pool2d_with_indices", [[1, 4, 8, 8], [], [], [], [], []], [FLOAT, *["ScalarList"] * 4, "Scalar"],
          ["", "[3, 3]", "[2, 2]", "[1, 1]", "[1, 1]", "False"], (1024, 256)),
+        ("aten::max_pool2d_with_indices", [[1, 1, 112, 112], [], [], [], [], []],  # sizes rounded up, as in GoogLeNet
+         [FLOAT, *["ScalarList"] * 4, "Scalar"], ["", "[3, 3]", "[2, 2]", "[0, 0]", "[1, 1]", "True"],
+         (4 * 112 * 112, 4 * 56 * 56)),
+        ("aten::max_pool2d_with_indices", [[1, 4, 8, 8], [], [], [], [], []], [FLOAT, *["ScalarList"] * 4, "Scalar"],
+         ["", "[3, 3]", "[1, 1]", "[0, 0]", "[2, 2]", "False"], (1024, 256)),  # 2 apart
+        ("aten::max_pool2d_with_indices", [[1, 4, 3, 3], [], [], [], [], []], [FLOAT, *["ScalarList"] * 4, "Scalar"],
+         ["", "[2, 2]", "[4, 4]", "[1, 1]", "[1, 1]", "True"], (144, 16)),  # a second window would begin outside
+        ("aten::avg_pool2d", [[1, 4, 8, 8], [], [], [], [], [], []],
+         [FLOAT, *["ScalarList"] * 3, "Scalar", "Scalar", ""], ["", "[3, 3]", "[2, 2]", "[0, 0]", "True", "True", ""],
+         (1024, 256)),
         ("aten::_adaptive_avg_pool2d", [[1, 4, 8, 8], []], [FLOAT, "ScalarList"], ["", "[1, 1]"], (1024, 16)),
         ("aten::linear", [[2, 3], [4, 3]], [FLOAT, FLOAT], ["", ""], None),  # passes the work on
         ("aten::relu", [[2, 3]], ["a type of 2031"], [""], None),
@@ -63,6 +73,8 @@ def test_each_input_is_read_once_and_each_output_written_once(name, shapes, dtyp
         ("aten::cudnn_convolution", ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1", "False", "False", "True"]),
         ("aten::miopen_convolution", ["", "", "", "[1, 1]", "[2, 2]", "[1, 1]", "1", "False", "False"]),
         ("aten::mkldnn_convolution", ["", "", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"]),
+        ("aten::cudnn_convolution_relu", ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "1"]),
+        ("aten::cudnn_convolution_add_relu", ["", "", "", "1.", "", "[2, 2]", "[1, 1]", "[1, 1]", "1"]),
     ],
 )
 def test_a_convolution_by_hand_whichever_library_does_it(name, scalars):

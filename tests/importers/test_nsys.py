@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import sqlite3
@@ -15,6 +16,7 @@ from small_traces import KERNELS, NVTX, RUNTIME, SESSION_NS, START, STEP, call, 
 
 from xsp import load, table
 from xsp.errors import TraceError
+from xsp.importers import nsys_tables
 from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, Seen
 from xsp.importers.nsys import Nsys
 
@@ -300,6 +302,7 @@ def test_what_the_program_printed_stays_in_the_file(con: duckdb.DuckDBPyConnecti
     ("name", "content", "says"),
     [
         ("a.nsys-rep", b"anything", "nsys export --type sqlite a.nsys-rep"),
+        ("a b.nsys-rep", b"anything", "nsys export --type sqlite 'a b.nsys-rep'"),
         ("a.sqlite", gzip.compress(b"SQLite format 3\0", mtime=0), "decompress it first"),
         ("a.sqlite", b"SQLite format 3\0" + b"\0" * 500, "not readable as SQLite"),
     ],
@@ -310,6 +313,19 @@ def test_what_cannot_be_read_says_what_to_do(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TraceError, match=says):
         read(con, tmp_path / name)
+
+
+def test_a_temporary_folder_without_room_is_one_clear_error(
+    con: duckdb.DuckDBPyConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def writerows(self, rows: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = nsys(tmp_path / "a.sqlite", {RUNTIME: [call(1, 2, 1)], **START})
+    monkeypatch.setattr(nsys_tables.csv, "writer", lambda file: Full())
+    with pytest.raises(TraceError, match=r"cannot be written \(No space left on device\); set TMPDIR"):
+        read(con, Path(path))
 
 
 def test_an_sqlite_file_of_another_program_is_refused(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:

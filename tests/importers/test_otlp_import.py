@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 pytest.importorskip("torch")
@@ -20,9 +21,9 @@ from roundtrip import Whole, record, request, rows, sent, some, some_of, spans_o
 
 import xsp
 from xsp import cli, rundir
-from xsp.errors import TraceError
+from xsp.errors import OutputError, TraceError
 from xsp.health import health
-from xsp.ingest import jobs
+from xsp.ingest import jobs, sources
 from xsp.otlp.transport import as_json
 
 
@@ -353,3 +354,16 @@ def test_details_that_are_missing_are_counted(run: Path, original: Whole, tmp_pa
     missing = len(original.rows) - len(rows(back))
     assert missing > 0
     assert f"{missing} spans are in detail traces" in " ".join(note["text"] for note in back.run["notes"])
+
+
+@pytest.mark.parametrize(("module", "name"), [(jobs.table, "insert"), (sources, "once")])
+def test_a_temporary_folder_without_room_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    def full(*_: object) -> None:
+        raise duckdb.IOException("IO Error: No space left on device")
+
+    path = write(tmp_path / "a.jsonl", request())
+    monkeypatch.setattr(module, name, full)
+    with pytest.raises(OutputError, match=r"needs more room than .*No space left on device"):
+        xsp.load(path)

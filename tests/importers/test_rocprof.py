@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sqlite3
 from pathlib import Path
@@ -151,4 +152,13 @@ def test_a_schema_that_is_not_known_says_what_to_do(tmp_path: Path) -> None:
     con.commit()
     con.close()
     with pytest.raises(TraceError, match="--output-format json"):
+        xsp.load(str(path))
+
+
+def test_json_whose_gzip_is_damaged_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "results.json.gz"
+    packed = bytearray(gzip.compress(json.dumps({"rocprofiler-sdk-tool": [[0] * 200_000]}).encode(), compresslevel=0))
+    packed[150_000:250_000] = b"\xff" * 100_000
+    path.write_bytes(packed)
+    with pytest.raises(TraceError, match="damaged gzip"):
         xsp.load(str(path))

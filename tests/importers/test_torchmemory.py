@@ -131,6 +131,15 @@ def test_a_memory_timeline_has_its_categories(tmp_path: Path) -> None:
     assert [row[2:4] for row in rows(trace)] == [(7.0, 7.0)]
 
 
+def test_a_timeline_whose_gzip_is_damaged_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json.gz"
+    packed = bytearray(gzip.compress(json.dumps([[*range(60_000)], [[0] * 9]]).encode(), compresslevel=0))
+    packed[150_000:250_000] = b"\xff" * 100_000
+    path.write_bytes(packed)
+    with pytest.raises(TraceError, match="damaged gzip"):
+        xsp.load(str(path))
+
+
 def test_a_raw_timeline_counts_what_was_there_before(tmp_path: Path) -> None:
     path = tmp_path / "timeline.raw.json"
     path.write_text(json.dumps([[-1, 0, 3 * MIB, 0], [10_000, 1, MIB, 4], [12_000, 3, -MIB, 4]]))

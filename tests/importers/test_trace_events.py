@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,21 @@ def test_keys_before_the_array_are_bounded_together(
     monkeypatch.setattr(beside, "MOST_AROUND", 1000)
     with pytest.raises(TraceError, match=r"a\.json, byte"):
         traceevents.read(table.connect(), str(path), traceevents.Events())
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "fits"), [(2**29, 2**28, True), (2**29, 2**25, False), (2**40, 2**29, False)]
+)
+def test_a_small_disk_is_enough_for_a_small_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, fits: bool
+) -> None:
+    disk = type(shutil.disk_usage(tmp_path))(total, total - free, free)
+    monkeypatch.setattr(traceevents.shutil, "disk_usage", lambda folder: disk)
+    path, con = tmp_path / "a.json", table.connect()
+    path.write_text(json.dumps(EVENTS))
+    if fits:
+        traceevents.read(con, str(path), traceevents.Events())
+        assert con.execute("SELECT count(*) FROM events").fetchall() == [(99,)]
+        return
+    with pytest.raises(TraceError, match="more than the disk holds"):
+        traceevents.read(con, str(path), traceevents.Events())

@@ -183,14 +183,22 @@ def test_it_answers_with_garbage(run: Path, scheme: str, content: bytes) -> None
         (200, PROTOBUF, b"<html>Log in</html>"),
         (200, {"Content-Type": "application/json"}, b"[1"),
         (200, {"Content-Type": "application/json"}, b"[1]"),
+        (200, {"Content-Type": "application/json"}, b'{"partialSuccess": {"rejectedSpans": [1]}}'),
         (200, {"Content-Encoding": "gzip", **PROTOBUF}, b"no gzip"),
     ],
-    ids=["a page", "a page as protobuf", "half JSON", "other JSON", "no gzip"],
+    ids=["a page", "a page as protobuf", "half JSON", "other JSON", "a list for a number", "no gzip"],
 )
 def test_it_takes_everything_but_is_no_receiver(run: Path, answer: Answer) -> None:
     with Receiver(answer) as receiver:
         refused(run, receiver.url)
         assert len(receiver.paths) == 1
+
+
+def test_null_in_an_answer_counts_as_nothing_that_was_rejected(run: Path) -> None:
+    content = b'{"partialSuccess": {"rejectedSpans": null, "errorMessage": null}}'
+    with Receiver((200, {"Content-Type": "application/json"}, content)) as receiver:
+        counts = send(run, receiver.url)
+    assert (counts.rejected, counts.left, counts.messages) == (0, 0, [])
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 405])
@@ -401,6 +409,7 @@ def test_grpc_spoken_to_an_http_port_and_the_other_way_round(run: Path) -> None:
         ({"compression": "zip"}, "--compression 'zip': there is gzip, none"),
         ({"protocol": "thrift"}, "--protocol 'thrift': there is grpc"),
         ({"ca_file": "/no/such.pem"}, "--ca-file /no/such.pem: cannot be read"),
+        ({"key_file": __file__}, "--key: a client's key goes with its certificate: give --cert FILE too"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], word: str) -> None:
@@ -422,6 +431,12 @@ def test_a_password_that_would_be_left_out_is_refused() -> None:
 def test_a_variable_that_makes_no_sense_is_named(variable: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"OTEL_EXPORTER_OTLP_{variable}"):
         endpoint.endpoint("env", None, {f"OTEL_EXPORTER_OTLP_{variable}": value})
+
+
+@pytest.mark.parametrize(("variable", "value"), [("INSECURE", "1"), ("CLIENT_KEY", __file__)])
+def test_a_variable_of_a_connection_that_makes_no_sense_is_named(variable: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"OTEL_EXPORTER_OTLP_{variable}"):
+        endpoint.endpoint("env", endpoint.Options(protocol="grpc"), {f"OTEL_EXPORTER_OTLP_{variable}": value})
 
 
 @pytest.mark.parametrize("entry", [None, 3, [], {"steps": [1]}, {"steps": {"one": 2}}, {"steps": {"1": "x"}}])

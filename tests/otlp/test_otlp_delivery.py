@@ -26,7 +26,7 @@ from realparts import Collector, Jaeger, fetched, until
 from receivers import EPOCH_NS, TAKEN, Receiver, about, spans_in, write_run
 
 import xsp
-from xsp import rundir
+from xsp import rundir, table
 from xsp.cli import main
 from xsp.errors import UsageError
 from xsp.health import health
@@ -150,6 +150,24 @@ def test_steps_can_be_chosen(tmp_path: Path) -> None:
             send(run, receiver.url, steps=(7,))
 
 
+def test_steps_can_be_chosen_where_an_import_stored_several_in_a_file(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=4, spans=3, otel=None, imported={"sources": [], "doubled": 0})
+    with table.connect() as con:
+        con.execute(f"CREATE TABLE whole AS FROM {table.parquet(rundir.segments(run))}")
+        table.write_parquet(con, "whole", rundir.segment(run, 0))
+    for step in (1, 2, 3):
+        rundir.segment(run, step).unlink()
+    with Receiver() as receiver:
+        counts = send(run, receiver.url, steps=(1, 3))
+        assert (counts.steps, counts.spans, counts.left) == (2, 6, 0)
+        assert {span.trace_id[-1] for span in receiver.spans} == {2, 4}
+        counts = send(run, receiver.url, timed=True)
+        assert (counts.steps, counts.spans, counts.left) == (2, 6, 0)
+        assert send(run, receiver.url, resume=True).spans == 12, "a part of a file is not listed as delivered"
+        with pytest.raises(UsageError, match="step 7 was not stored; there are 0, 1, 2, 3"):
+            send(run, receiver.url, steps=(7,))
+
+
 def test_a_directory_of_runs_is_sent_run_by_run(tmp_path: Path) -> None:
     job = tmp_path / "job"
     rundir.create(job)
@@ -248,6 +266,17 @@ def test_grpc_receivers_with_a_limit_of_four_mebibytes_take_a_large_step(
 # --- files ------------------------------------------------------------------------------------------------
 
 
+def test_what_a_file_lacks_is_said_without_a_command_that_files_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", steps=2, spans=3)
+    rundir.segment(run, 1).write_bytes(b"damaged")
+    assert main(["export", str(run), "--to", str(tmp_path / "out.jsonl"), "-q"]) == 1
+    said = capsys.readouterr().err
+    assert "xsp: 1 traces were not delivered to out.jsonl\n" in said
+    assert "--resume" not in said
+
+
 def test_a_file_of_json_lines_and_one_of_messages_hold_the_same_spans(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=3, spans=5)
     assert send(run, f"{tmp_path}/out.jsonl").spans == send(run, f"{tmp_path}/out.pb").spans == 16
@@ -275,13 +304,13 @@ def test_a_file_that_cannot_be_written_leaves_nothing_half(tmp_path: Path, capsy
 
 
 def test_resume_sends_only_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path / "run", steps=4, spans=3)
+    run = write_run(tmp_path / "a run", steps=4, spans=3)
     with Receiver(TAKEN, TAKEN, (503, {}, b"later")) as receiver:
         assert main(["export", str(run), "--to", receiver.url, "--patience", "0.2", "-q"]) == 1
         said = capsys.readouterr().err
         assert "503" in said
         assert "later" in said
-        assert f"xsp: 3 traces were not delivered to {receiver.url}/v1/traces; `xsp export {run} --resume`" in said
+        assert f"xsp: 3 traces were not delivered to {receiver.url}/v1/traces; `xsp export '{run}' --resume`" in said
         assert len(receiver.ids) == 6
         receiver.answers = [TAKEN]
         assert main(["export", str(run), "--resume", "-q"]) == 0

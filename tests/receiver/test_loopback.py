@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 
@@ -72,6 +73,18 @@ def test_a_door_is_bounded_in_connections_and_headers() -> None:
     with opened(_Patient, connections=2) as port, contextlib.ExitStack() as open_ones:
         *_, third = (open_ones.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(3))
         assert third.recv(100).startswith(b"HTTP/1.1 503")
+
+
+def test_a_connection_that_gets_no_thread_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with opened(_Patient, connections=1) as port:
+        with monkeypatch.context() as patched:
+            patched.setattr(socketserver.ThreadingMixIn, "process_request", fails)
+            with contextlib.suppress(ConnectionError):
+                assert answer(port, b"GET / HTTP/1.0\r\n\r\n") == b""
+        assert answer(port, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
 
 
 def test_a_door_is_bounded_in_time() -> None:

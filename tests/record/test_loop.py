@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 from pathlib import Path
@@ -362,6 +363,25 @@ def test_a_host_that_runs_ahead_of_a_device_waits_before_the_next_recorded_step(
     assert found.sql("SELECT true_ns FROM merged WHERE kind = 'step'").fetchall() == [(None,)], "not the host's part"
 
 
+def test_the_backlog_of_a_device_is_that_of_all_bare_steps_and_not_the_usual_time_before_a_step() -> None:
+    text = "step s 0-2000\nlaunch cudaLaunchKernel 10-20 correlation_id=1\nkernel k 100-1900 correlation_id=1"
+    fields = {"dur_ns": 0.1 * MS, "before_ns": 2.0 * MS, "data_ns": 2.0 * MS}
+    rows = [{**each, **fields, "steady": place % 18 >= 9} for place, each in enumerate(bare(36))]
+    waiting = {"dur_ns": 2 * MS, "rung": 70, "steady": False, "before_ns": 20 * MS, "data_ns": 2 * MS}
+    rows.append({"step": 36, **waiting})
+    found = with_loop(trace_of(spans(text, step=36, rung=70)), rows)
+    [own] = iterations(found.con)
+    assert own.disturbed == 0
+    assert own.mean_ns == pytest.approx((2.1 + 18 / 36) * MS)
+
+
+def test_the_interval_of_an_iteration_counts_a_row_as_often_as_it_has_steps() -> None:
+    [own] = iterations(trace([*bare(60), *bare(20, dur_ms=3, first=2000, steps=500)]).con)
+    assert own.mean_ns == pytest.approx(3 * MS, rel=0.01)
+    assert own.ends is not None
+    assert 2.9 * MS < own.ends.lo <= own.mean_ns <= own.ends.hi
+
+
 # --- over OTLP ------------------------------------------------------------------------------------------------
 
 RUN = Otel.of({"trace_id": "ab" * 16, "span_id": "cd" * 8})
@@ -414,6 +434,26 @@ def test_a_loop_that_is_sent_again_when_it_has_grown_counts_as_it_is_last(tmp_pa
             table.insert(there, "arrived", list(loop.spans(each, RUN)))
             assert loop.take(there, "arrived") == 0
         assert steps_of(there) == steps_of(late)
+
+
+def test_the_parts_of_a_loop_may_be_taken_one_after_the_other_in_any_order(tmp_path: Path) -> None:
+    whole = stored(tmp_path / "late", *(row(step, 9) for step in range(3 * loop.ROWS_OF_A_SPAN)))
+    early = stored(tmp_path / "early", *(row(step, 9, samples=4) for step in range(loop.ROWS_OF_A_SPAN)))
+    parts = list(loop.spans(whole, RUN))
+    assert len(parts) == 3
+    for order in itertools.permutations(parts):
+        there = arrived([])
+        for each in ([*loop.spans(early, RUN)], *([part] for part in order), [*parts, _without_rows(parts[0])]):
+            table.create(there, "arrived")
+            table.insert(there, "arrived", each)
+            assert loop.take(there, "arrived") == 0
+        assert steps_of(there) == steps_of(whole)
+
+
+def _without_rows(part: Span) -> Span:
+    said = json.loads(json.loads(part.attributes or "")["xsp.loop"])
+    empty = {name: [] if isinstance(value, list) else value for name, value in said.items()}
+    return part._replace(span_id="ef" * 8, attributes=json.dumps({"xsp.loop": json.dumps(empty)}))
 
 
 def test_rows_of_a_sender_that_counts_no_page_faults_arrive_without(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from xsp import summary
 from xsp.advise import calls
@@ -21,16 +22,15 @@ def data(asked: Asked) -> Iterator[Advice]:
     All of it can be gained if loading in the background keeps up with the steps.
     """
     trace = asked.traced
-    waited = [(data_ns, iteration_ns) for data_ns, _, iteration_ns in _iterations(asked)]
-    if not waited:
+    found = _iterations(asked)
+    if not found.steps:
         if trace.has(Level.KERNEL):
             return  # `device-idle` covers the time that devices wait for data
         if trace.run.imported is not None:
             raise AnalysisError("the trace does not tell what the loop waited between steps: `xsp run` does")
         raise AnalysisError("no step ran without recording, so that waiting between steps is unknown; run more steps")
-    ends = summary.mean_interval([ns for ns, _ in waited])
-    mean = sum(ns for ns, _ in waited) / len(waited)
-    whole = sum(ns for _, ns in waited) / len(waited)
+    ends = summary.mean_interval(found.data_ns, found.steps)
+    mean, whole = found.mean(found.data_ns), found.mean(found.whole_ns)
     if ends is None or not mean:
         return
     workers = bool(
@@ -51,7 +51,7 @@ def data(asked: Asked) -> Iterator[Advice]:
         Interval(ends.lo / 1e6, mean / 1e6, ends.hi / 1e6),
         True,
         100 * mean / whole,
-        (f"{len(waited)} iterations that ran without recording", f"{100 * mean / whole:.0f} % of an iteration"),
+        (f"{sum(found.steps)} iterations that ran without recording", f"{100 * mean / whole:.0f} % of an iteration"),
         "give the loader more workers, or less work for each sample"
         if workers
         else "DataLoader(..., num_workers=2, persistent_workers=True): load beside the step",
@@ -69,11 +69,10 @@ less."""
 def between(asked: Asked) -> Iterator[Advice]:
     """Time of an iteration that is neither in a step nor waiting for data: checkpoints, statistics, copies."""
     found = _iterations(asked)
-    ends = summary.mean_interval([ns for _, ns, _ in found])
+    ends = summary.mean_interval(found.between_ns, found.steps)
     if ends is None:
         return
-    mean = sum(ns for _, ns, _ in found) / len(found)
-    whole = sum(ns for *_, ns in found) / len(found)
+    mean, whole = found.mean(found.between_ns), found.mean(found.whole_ns)
     if mean < calls.LEAST_MS * 1e6 or 100 * mean < BETWEEN_PERCENT * whole:
         return
     what = (
@@ -96,7 +95,7 @@ def between(asked: Asked) -> Iterator[Advice]:
         Interval(ends.lo / 1e6, mean / 1e6, ends.hi / 1e6),
         True,
         100 * mean / whole,
-        (f"{len(found)} iterations that ran without recording", *_lines(asked)),
+        (f"{sum(found.steps)} iterations that ran without recording", *_lines(asked)),
         do,
     )
 
@@ -120,12 +119,26 @@ def _updates_by_hand(asked: Asked) -> bool:
     return Kind.BACKWARD in kinds and Kind.OPTIMIZER not in kinds
 
 
-def _iterations(asked: Asked) -> list[tuple[float, float, float]]:
-    """Return for each least disturbed iteration the ns of waiting for data, of other time between steps, and in all."""
-    return asked.traced.con.execute(
+class _Iterations(NamedTuple):
+    """The least disturbed iterations, in rows that represent one or several steps; means of the steps of each row."""
+
+    steps: Sequence[int]
+    data_ns: Sequence[float]
+    between_ns: Sequence[float]
+    """Time between steps that is not waiting for data."""
+
+    whole_ns: Sequence[float]
+
+    def mean(self, values: Sequence[float]) -> float:
+        """Return the mean of a column over all steps."""
+        return sum(steps * ns for steps, ns in zip(self.steps, values, strict=True)) / sum(self.steps)
+
+
+def _iterations(asked: Asked) -> _Iterations:
+    rows = asked.traced.con.execute(
         f"""
         WITH {UNDISTURBED}
-        SELECT coalesce(data_ns, 0)::DOUBLE,
+        SELECT steps, coalesce(data_ns, 0)::DOUBLE,
                (coalesce(before_ns, 0) - least(coalesce(data_ns, 0), coalesce(before_ns, 0)))::DOUBLE,
                iteration_ns::DOUBLE FROM undisturbed
         WHERE kind IS NOT DISTINCT FROM (SELECT any_value(step_kind) FROM alike)
@@ -133,3 +146,4 @@ def _iterations(asked: Asked) -> list[tuple[float, float, float]]:
         ORDER BY step
         """
     ).fetchall()
+    return _Iterations(*zip(*rows, strict=True)) if rows else _Iterations((), (), (), ())

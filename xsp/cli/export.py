@@ -22,6 +22,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,7 +127,7 @@ def run(given: argparse.Namespace) -> int:
         with progress.shown(given.quiet) as show:
             counts = export.export(what, to, show)
     except KeyboardInterrupt:
-        progress.warn(f"xsp: interrupted; `xsp export {given.run} --resume` continues")
+        progress.warn(f"xsp: interrupted; {'no file was written' if to.is_file else f'{_resuming(given)} continues'}")
         return 130
     _say(counts, to, given)
     return 1 if counts.left or counts.rejected else 0
@@ -212,5 +213,9 @@ def _say(counts: Counts, to: Endpoint, given: argparse.Namespace) -> None:
     if counts.rejected:
         progress.warn(f"xsp: {counts.rejected:,} spans were rejected by {to.name}")
     if counts.left:
-        again = f"`xsp export {given.run} --resume` sends them"
-        progress.warn(f"xsp: {counts.left} traces were not delivered to {to.name}; {again}")
+        again = "" if to.is_file else f"; {_resuming(given)} sends them"
+        progress.warn(f"xsp: {counts.left} traces were not delivered to {to.name}{again}")
+
+
+def _resuming(given: argparse.Namespace) -> str:
+    return f"`xsp export {shlex.quote(str(given.run))} --resume`"

@@ -244,7 +244,8 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("miopen_convolution", "miopen_depthwise_convolution"), _convolution(4, 3, 5)),
     "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
     "cudnn_convolution": _convolution(3, 2, 4),
-    **dict.fromkeys(("cudnn_convolution_relu", "cudnn_convolution_add_relu"), _convolution(3, 4, 5)),
+    "cudnn_convolution_relu": _convolution(3, 4, 5),
+    "cudnn_convolution_add_relu": _convolution(5, 6, 7),
     **dict.fromkeys(
         ("_conv_depthwise2d", "thnn_conv_depthwise2d_forward", "conv_depthwise3d", *_DILATED),
         _convolution(4, 5, 6),

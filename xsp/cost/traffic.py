@@ -235,19 +235,31 @@ def _embedding_backward(inputs: Inputs) -> Traffic:
     return Traffic(inputs.bytes(0) + inputs.bytes(1), rows * inputs.shapes[0][-1] * inputs.size(0))
 
 
-def _pooled(inputs: Inputs) -> Traffic:
-    """Read the input, write one element per window. Inputs: image, kernel size, stride, padding, and so on."""
-    image = inputs.shapes[0]
-    kernel = inputs.list(1)
-    rank = len(kernel) if isinstance(kernel, list) else 2
-    sizes = per_dimension(inputs.scalars[1], rank)
-    steps = per_dimension(inputs.scalars[2], rank) if inputs.list(2) else sizes
-    pads = per_dimension(inputs.scalars[3], rank)
-    out = [
-        (length + 2 * pad - size) // step + 1
-        for length, pad, size, step in zip(image[-rank:], pads, sizes, steps, strict=True)
-    ]
-    return Traffic(inputs.bytes(0), prod(image[:-rank]) * prod(out) * inputs.size(0))
+def _pooled(ceil: int, dilation: int | None = None) -> Formula:
+    """Return the formula of a pooling, which reads the input and writes one element per window.
+
+    Inputs: image, kernel size, stride, padding, and at these positions the dilation and whether sizes are rounded up.
+    """
+
+    def formula(inputs: Inputs) -> Traffic:
+        image = inputs.shapes[0]
+        kernel = inputs.list(1)
+        rank = len(kernel) if isinstance(kernel, list) else 2
+        sizes = per_dimension(inputs.scalars[1], rank)
+        steps = per_dimension(inputs.scalars[2], rank) if inputs.list(2) else sizes
+        pads = per_dimension(inputs.scalars[3], rank)
+        apart = per_dimension(inputs.scalars[dilation], rank) if dilation is not None else [1] * rank
+        up = len(inputs.scalars) > ceil and is_true(inputs.scalars[ceil])
+        out = [_windows(*each, up) for each in zip(image[-rank:], sizes, steps, pads, apart, strict=True)]
+        return Traffic(inputs.bytes(0), prod(image[:-rank]) * prod(out) * inputs.size(0))
+
+    return formula
+
+
+def _windows(length: int, size: int, step: int, pad: int, dilation: int, up: bool) -> int:
+    """Return the number of windows along a dimension; the last one must begin inside the image or its left padding."""
+    count = (length + 2 * pad - dilation * (size - 1) - 1 + (step - 1) * up) // step + 1
+    return count - (up and (count - 1) * step >= length + pad)
 
 
 def _resized(inputs: Inputs) -> Traffic:
@@ -343,7 +355,8 @@ FORMULAS: dict[str, Formula] = {
     "mkldnn_convolution": _convolution(4, 3, 5),
     "cudnn_convolution": _convolution(3, 2, 4),
     **dict.fromkeys(("miopen_convolution", "miopen_depthwise_convolution"), _convolution(4, 3, 5)),
-    **dict.fromkeys(("cudnn_convolution_relu", "cudnn_convolution_add_relu"), _convolution(3, 4, 5)),
+    "cudnn_convolution_relu": _convolution(3, 4, 5),
+    "cudnn_convolution_add_relu": _convolution(5, 6, 7),
     **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d"), _convolution(4, 5, 6)),
     "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
     "convolution_backward": _convolution_backward,
@@ -362,7 +375,8 @@ FORMULAS: dict[str, Formula] = {
     "gather": _picked,
     **dict.fromkeys(("index_add_", "scatter_add_"), _added_at),
     # pooling and resizing
-    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"), _pooled),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _pooled(5, dilation=4)),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _pooled(4)),
     **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d"), _resized),
     **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"), _resized),
     "max_pool2d_with_indices_backward": _reads(0, 7, writes=[1]),

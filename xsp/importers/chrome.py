@@ -7,6 +7,7 @@ has the argument `step_num`. Other arguments of events are not imported: they ca
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import duckdb
@@ -52,7 +53,7 @@ class Chrome(TableImporter):
             if _is_protobuf(file.read(64), source):
                 raise TraceError(
                     f"{source}: is in Perfetto's binary format, which is not read; convert it first: "
-                    f"traceconv json {Path(source).name} trace.json"
+                    f"traceconv json {shlex.quote(Path(source).name)} trace.json"
                 )
         around = traceevents.read(con, source, _Needed())
         if con.execute(_FROM_TORCH).fetchall():

@@ -7,6 +7,7 @@ the command line, and names of hosts and users.
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -100,7 +101,9 @@ def _check(source: str) -> None:
     if head.startswith(GZIP):
         raise TraceError(f"{source}: is compressed; decompress it first (gunzip)")
     if not head.startswith(SQLITE):
-        raise TraceError(f"{source}: is a report of Nsight Systems; export it first: {EXPORT.format(name)}")
+        raise TraceError(
+            f"{source}: is a report of Nsight Systems; export it first: {EXPORT.format(shlex.quote(name))}"
+        )
 
 
 def _check_tables(source: str, export: Export) -> None:

@@ -139,6 +139,10 @@ class Export:
         except duckdb.Error as error:
             reason = str(error).splitlines()[0].replace(str(between), Path(self._source).name)
             raise TraceError(f"{self._source}: holds values that do not fit the span table ({reason})") from error
+        except OSError as error:
+            raise TraceError(
+                f"{self._source}: {self._folder} cannot be written ({error.strerror}); set TMPDIR to a folder with room"
+            ) from error
         finally:
             between.unlink(missing_ok=True)
 

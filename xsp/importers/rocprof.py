@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,7 @@ def _from_json(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
         tools = json.loads(text)[KEY]
     except TraceError:
         raise
-    except (EOFError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (EOFError, OSError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise broken(source, error) from error
     agents: list[_Agent] = []
     for tool in tools if isinstance(tools, list) else [tools]:

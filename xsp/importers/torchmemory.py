@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
@@ -67,7 +68,7 @@ class TorchMemory(TableImporter):
         with opened(Path(source)) as file:
             try:
                 content = file.read(MOST + 1)
-            except (EOFError, OSError) as error:
+            except (EOFError, OSError, zlib.error) as error:
                 raise broken(source, error) from error
         if len(content) > MOST:
             raise TraceError(f"{source}: has more than 1 GiB; record fewer allocations (max_entries)")

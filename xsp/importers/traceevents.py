@@ -43,7 +43,7 @@ MOST_IN_ONE = 1 << 24
 """Maximum size of one trace event in bytes; a larger one is damage, or an attack."""
 
 SPARE = 1 << 30
-"""Bytes that must stay free on the disk; a file that needs more is refused."""
+"""Bytes that must stay free on the disk, or a tenth of a disk that is smaller; a file that needs more is refused."""
 
 EXACT = 2**43
 """Microseconds up to which a double resolves nanoseconds."""
@@ -159,7 +159,8 @@ def _chunks(source: str, file: IO[bytes], folder: str, done: int) -> Iterator[by
 
 def _more(source: str, file: IO[bytes], folder: str, done: int) -> bytes:
     """Read a chunk."""
-    if shutil.disk_usage(folder).free < SPARE:
+    disk = shutil.disk_usage(folder)
+    if disk.free < min(SPARE, disk.total // 10):
         raise TraceError(
             f"{source}: decompresses to more than the disk holds ({done >> 20} MiB so far); "
             "set TMPDIR to a larger one if the file is what you think it is"

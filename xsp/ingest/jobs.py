@@ -68,6 +68,8 @@ def take(con: duckdb.DuckDBPyConnection, rows: Iterable[Row]) -> None:
     while batch := list(islice(pending, BATCH)):
         try:
             table.insert(con, "arrived", [(*row.span, row.run) for row in batch], ARRIVED)
+        except duckdb.OperationalError:  # the disk is full
+            raise
         except (duckdb.Error, UnicodeError, OverflowError) as error:
             raise TraceError(f"values that do not fit the span table ({str(error).splitlines()[0]})") from error
 

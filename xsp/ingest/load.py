@@ -4,6 +4,7 @@ other tools, through the importers."""
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import weakref
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def load(
     if place.is_dir() and not rundir.is_one(place):
         return _load_imported(str(place))
     if received.is_waiting(place):
-        return _load_waiting(place)
+        return _load_waiting(place, kind)
     run = _believable(rundir.read_job(place))
     if run.parts:
         return _load_parts(place, run, skip_damaged, kind)
@@ -211,15 +212,15 @@ def _load_imported(source: str) -> Trace:
     return _kept(folder, next(iter(found)))
 
 
-def _load_waiting(place: Path) -> Trace:
+def _load_waiting(place: Path, kind: int | str | None) -> Trace:
     """Load received spans that are not in order yet, because the receiver was killed or is still running."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
     received.put_in_order(place, Path(folder.name), finished=False)
-    return _kept(folder, Path(folder.name))
+    return _kept(folder, Path(folder.name), kind)
 
 
-def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
-    trace = load(place)
+def _kept(folder: tempfile.TemporaryDirectory[str], place: Path, kind: int | str | None = None) -> Trace:
+    trace = load(place, kind=kind)
     weakref.finalize(trace.con, folder.cleanup)
     return trace
 
@@ -253,7 +254,8 @@ def _load_files(
                 _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
     trace = true_trace(con, run, place, number)
     if number is not None and not con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
-        raise UsageError(f"{place}: no step of the kind {kind!r} was recorded; `xsp analyze {place} kinds` lists them")
+        command = f"xsp analyze {shlex.quote(str(place))} kinds"
+        raise UsageError(f"{place}: no step of the kind {kind!r} was recorded; `{command}` lists them")
     return trace
 
 

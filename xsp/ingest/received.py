@@ -13,7 +13,7 @@ from xsp import rundir, table
 from xsp.errors import TraceError
 from xsp.importers.contract import Losses
 from xsp.ingest.jobs import Job, as_one, connect, once
-from xsp.ingest.write import NO_STEPS, noted, write
+from xsp.ingest.write import has_made_steps, noted, write
 from xsp.run import Received, Run
 from xsp.schema import COLUMNS, Kind, Level
 
@@ -47,7 +47,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
         try:
             con.execute(f"CREATE VIEW arrived AS {_together(run, files, content)}")
             doubled = once(con)
-            written = write(con, _received(content, doubled), out, finished)
+            written = write(con, _received(content, doubled), out, finished, before=run)
         except duckdb.Error as error:
             raise TraceError(f"{run / rundir.WAITING}: damaged ({str(error).splitlines()[0]})") from error
         finally:
@@ -79,11 +79,10 @@ def _together(run: Path, files: Sequence[Path], content: Run) -> str:
     ours = ", ".join(f"{c.name}::{c.type} AS {c.name}" for c in COLUMNS)
     parts = [f"SELECT {ours}, '' AS run FROM {table.parquet(files)}"] if files else []
     if steps := rundir.segments(run):
-        made = any(note.text == NO_STEPS for note in content.notes)
-        plain = dict.fromkeys(("step", "rung", "timed"), "NULL")
+        plain = dict.fromkeys(("step", "rung", "timed", "key"), "NULL")
         plain["level"] = f"CASE WHEN kind = '{Kind.STEP}' THEN {int(Level.APPLICATION)} ELSE level END"
         plain["kind"] = f"CASE WHEN kind = '{Kind.STEP}' THEN '{Kind.USER}' ELSE kind END"
-        values = plain if made else {}
+        values = plain if has_made_steps(content) else {}
         names = [f"{values.get(c.name, c.name)}::{c.type} AS {c.name}" for c in COLUMNS]
         parts.insert(0, f"SELECT {', '.join(names)}, '' AS run FROM {table.parquet(steps)}")
     return " UNION ALL ".join(parts)

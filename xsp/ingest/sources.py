@@ -93,6 +93,9 @@ def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported
                 rundir.write_run(
                     out, {"kind": RUNS, "name": out.name, "finished": True, "parts": [p.name for p in places]}
                 )
+        except duckdb.OperationalError as error:
+            reason = str(error).splitlines()[0]
+            raise OutputError(f"{_named(sources)}: needs more room than {folder} has ({reason}); set TMPDIR") from error
         finally:
             con.close()
     return written

@@ -36,6 +36,7 @@ SOURCE = "import"
 """Source of the notes of this module."""
 
 NO_STEPS = "no step of xsp's is in it: each trace counts as one, and its root as the step itself"
+"""Note of a run whose steps were made of traces."""
 
 _OUTER_FIRST = f"""
     start_ns + CASE WHEN level >= {int(Level.OP)} THEN {TOLERANCE_NS} ELSE 0 END, level, -(start_ns + dur_ns),
@@ -44,7 +45,9 @@ _OUTER_FIRST = f"""
 """The order of siblings; it is the same as in `xsp.correlate`, so that sums agree to the last bit."""
 
 
-def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | None = None) -> Run:
+def write(
+    con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | None = None, before: Path | None = None
+) -> Run:
     """Write a job's steps, its merged step and `run.json`.
 
     Args:
@@ -52,6 +55,7 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
         job: the job to write.
         out: a run directory, see `xsp.rundir.create`. Existing segments are replaced, each atomically.
         finished: whether the run ended; default: as the run itself states.
+        before: the run directory whose loop is continued; default: `out`.
 
     Returns:
         The run, updated.
@@ -67,7 +71,7 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
             "WHERE run IN (SELECT unnest(?::VARCHAR[])) ORDER BY step, rank",
             [list(job.ids)],
         )
-        run = run.noted(SOURCE, _take_loop(con, out))
+        run = run.noted(SOURCE, _take_loop(con, out, before or out))
         if not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall():
             _make_steps(con)
             run = run.noted(SOURCE, [NO_STEPS])
@@ -80,13 +84,13 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
     return run
 
 
-def _take_loop(con: duckdb.DuckDBPyConnection, out: Path) -> list[str]:
-    """Write the rows of the loop in the job's spans, together with existing rows, and delete these spans.
+def _take_loop(con: duckdb.DuckDBPyConnection, out: Path, before: Path) -> list[str]:
+    """Write the rows of the loop in the job's spans, together with those of `before`, and delete these spans.
 
     Returns:
         A sentence on the rows that were left out, if any.
     """
-    loop.show(con, [out])
+    loop.show(con, [before])
     wrong = loop.take(con, "job")
     loop.write(con, out)
     con.execute(f"DELETE FROM job WHERE kind = '{Kind.LOOP}'")
@@ -120,6 +124,11 @@ def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
         ) FROM job JOIN placed USING (trace_id, span_id) ORDER BY placed.step
         """
     )
+
+
+def has_made_steps(run: Run) -> bool:
+    """Return whether the steps of a run were made of traces."""
+    return any(note.text == NO_STEPS for note in run.notes)
 
 
 def _placed(rows: Iterable[tuple[str, str, str | None, str, int]]) -> Iterator[tuple[str, str, int, int, str, bool]]:

@@ -22,6 +22,7 @@ from typing import Any
 import duckdb
 
 from xsp import rundir, semconv, table
+from xsp.errors import TraceError
 from xsp.otlp import encode
 from xsp.otlp.endpoint import Endpoint
 from xsp.otlp.send import Exporter
@@ -137,6 +138,12 @@ class Delivery:
         """Number of spans in earlier steps, by trace."""
 
         self._counted_to = -1
+        self._narrowed: dict[int, list[int]] = {}
+        """The chosen steps of segments that hold other steps too."""
+
+        self._in_part: set[int] = set()
+        """Segments whose chosen steps were delivered."""
+
         self._spill = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
         self._con = table.spilling(Path(self._spill.name), MEMORY)
         if threads is not None:
@@ -155,6 +162,45 @@ class Delivery:
         """Return the stored steps that are not delivered, in order."""
         return [step for step in map(number_of, rundir.segments(self.run)) if step not in self.delivered.steps]
 
+    def chosen(self, steps: Collection[int] | None, timed: bool) -> list[int]:
+        """Return the undelivered segments that hold some of these steps; only these steps of them are delivered.
+
+        Args:
+            steps: numbers of steps; None for all.
+            timed: whether only timed steps are wanted.
+        """
+        left = self.left()
+        if steps is None and not timed:
+            return left
+        if _holds_a_step_each(self.content):
+            left = [step for step in left if steps is None or step in steps]
+            return self.timed(left) if timed else left
+        found = []
+        for segment in left:
+            held = self._held(segment)
+            wanted = [step for step, is_timed in held.items()
+                      if (steps is None or step in steps) and (is_timed or not timed)]  # fmt: skip
+            if wanted:
+                found.append(segment)
+            if len(wanted) < len(held):
+                self._narrowed[segment] = wanted
+        return found
+
+    def _held(self, segment: int) -> dict[int, bool]:
+        """Return the steps in a segment, and whether each is timed."""
+        source = table.parquet(rundir.segment(self.run, segment))
+        try:
+            rows = self._con.execute(
+                f"SELECT step, coalesce(bool_or(timed), false) FROM {source} WHERE step IS NOT NULL GROUP BY step"
+            ).fetchall()
+        except duckdb.Error:  # damaged, which sending the step reports
+            return {segment: True}
+        return dict(rows)
+
+    def is_delivered(self, segment: int) -> bool:
+        """Return whether the chosen steps of a segment are delivered."""
+        return segment in self.delivered.steps or segment in self._in_part
+
     def timed(self, steps: Collection[int]) -> list[int]:
         """Return the timed steps among some steps."""
         files = [rundir.segment(self.run, step) for step in steps]
@@ -163,7 +209,7 @@ class Delivery:
         return [step for step in steps if step in found]
 
     def step(self, number: int) -> bool:
-        """Deliver one step.
+        """Deliver one step, or the chosen steps of a segment that holds several. A part of a segment is not listed.
 
         Returns:
             Whether the receiver accepted it, possibly except for spans that it rejected.
@@ -172,12 +218,15 @@ class Delivery:
             TraceError: its segment is damaged.
             DeliveryError: see `Exporter.bring`.
         """
-        self._view(rundir.segment(self.run, number))
+        self._view(number)
         sent = [self._send(name) for name in self._folded("step", number)]
         if None in sent:
             return False
-        self.delivered.steps[number] = sum(filter(None, sent))
-        self.exporter.counts.steps += 1
+        if number in self._narrowed:
+            self._in_part.add(number)
+        else:
+            self.delivered.steps[number] = sum(filter(None, sent))
+        self.exporter.counts.steps += len(self._narrowed.get(number, [number]))
         self.delivered.save(at_once=False)
         if self.exporter.counts.trace_id is None:
             self.exporter.counts.trace_id = self._con.execute("SELECT min(trace_id) FROM step").fetchall()[0][0]
@@ -280,15 +329,17 @@ class Delivery:
         self._counted_to = max(self._counted_to, number - 1)
         return self._earlier[trace_id]
 
-    def _view(self, segment: Path) -> None:
-        """Make the view `step` of a segment, with a link from its root to the run's own span."""
+    def _view(self, number: int) -> None:
+        """Make the view `step` of the chosen spans of a segment, with a link from the root to the run's own span."""
+        segment, steps = rundir.segment(self.run, number), self._narrowed.get(number)
+        only = f" WHERE step IN ({', '.join(map(str, steps))})" if steps is not None else ""
         held = set(table.check_parquet(self._con, segment, COLUMNS))
         own = self.content.otel
         link = json.dumps([[own.trace_id, own.span_id]]) if own is not None else None
         links = f"CASE WHEN kind = '{Kind.STEP}' THEN {table.literal(link)} END" if link else "NULL"
         self._con.execute(
             f"CREATE OR REPLACE VIEW step AS SELECT {table.shown(COLUMNS, held)}, {links}::VARCHAR AS links "
-            f"FROM {table.parquet(segment)}"
+            f"FROM {table.parquet(segment)}{only}"
         )
 
     def _run_span(self) -> Span | None:
@@ -336,6 +387,28 @@ def run_span(run: Run, last_end_ns: int = 0) -> Span:
 
 def _resource(run: Run, service: str, level: int, rank: int, process: int | None) -> dict[str, str | int]:
     return semconv.resource(run, level, rank, process, service)
+
+
+def steps_in(run: Path) -> set[int]:
+    """Return the numbers of the stored steps of a run.
+
+    Raises:
+        TraceError: the run cannot be read.
+    """
+    segments = rundir.segments(run)
+    if not segments or _holds_a_step_each(rundir.read_run(run)):
+        return set(map(number_of, segments))
+    try:
+        with table.connect() as con:
+            rows = con.execute(f"SELECT DISTINCT step FROM {table.parquet(segments)} WHERE step IS NOT NULL").fetchall()
+    except duckdb.Error as error:
+        raise TraceError(f"{run / rundir.STEPS}: damaged ({str(error).splitlines()[0]})") from error
+    return {step for (step,) in rows}
+
+
+def _holds_a_step_each(run: Run) -> bool:
+    """Return whether each segment is one step: imported and received runs may have several in a segment."""
+    return run.imported is None and run.received is None
 
 
 def number_of(segment: Path) -> int:

@@ -142,6 +142,11 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
         return Endpoint(target, Path(target).name, file, service=service)
     protocol = _protocol(target, options, variables)
     url, bare, insecure = _place(target, protocol, options, variables)
+    cert_file = _file(options.cert_file, "--cert", "CLIENT_CERTIFICATE", variables)
+    key_file = _file(options.key_file, "--key", "CLIENT_KEY", variables)
+    if key_file and not cert_file:
+        variable = "--key" if options.key_file else variables.find("CLIENT_KEY")[0]
+        raise UsageError(f"{variable}: a client's key goes with its certificate: give --cert FILE too")
     return Endpoint(
         url=url,
         name=bare,
@@ -151,8 +156,8 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
         gzip=variables.choice("COMPRESSION", options.compression, COMPRESSIONS, "none") == "gzip",
         insecure=insecure,
         ca_file=_file(options.ca_file, "--ca-file", "CERTIFICATE", variables),
-        cert_file=_file(options.cert_file, "--cert", "CLIENT_CERTIFICATE", variables),
-        key_file=_file(options.key_file, "--key", "CLIENT_KEY", variables),
+        cert_file=cert_file,
+        key_file=key_file,
         service=service,
     )
 
@@ -206,8 +211,7 @@ def _place(target: str, protocol: Protocol, options: Options, variables: _Variab
         base = source != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
         target = target or _DEFAULT["grpc" if protocol is Protocol.GRPC else "http"]
     if protocol is Protocol.GRPC:
-        _, said = variables.find("INSECURE")
-        return _grpc(target, options.insecure if options.insecure is not None else said.lower() == "true")
+        return _grpc(target, _is_insecure(options, variables))
     parts = _split(target, source)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         shown = f"{source} {_bare(parts)}".strip()
@@ -219,6 +223,15 @@ def _place(target: str, protocol: Protocol, options: Options, variables: _Variab
     path = f"{parts.path.rstrip('/')}/{TRACES_PATH}" if base and not given else parts.path or "/"
     parts = parts._replace(path=path, fragment="")
     return urlunsplit(parts), _bare(parts), parts.scheme == "http"
+
+
+def _is_insecure(options: Options, variables: _Variables) -> bool:
+    if options.insecure is not None:
+        return options.insecure
+    variable, said = variables.find("INSECURE")
+    if said.lower() not in ("", "true", "false"):
+        raise UsageError(f"{variable} {said!r}: there is true, false")
+    return said.lower() == "true"
 
 
 def _grpc(target: str, insecure: bool) -> tuple[str, str, bool]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from xsp import rundir
 from xsp.errors import DeliveryError, TraceError, UsageError
 from xsp.exporters.contract import listed
-from xsp.otlp.delivery import TRACE_SPANS, Delivery, number_of, read
+from xsp.otlp.delivery import TRACE_SPANS, Delivery, read, steps_in
 from xsp.otlp.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
 from xsp.otlp.send import PATIENCE_S, STARTING_S, Counts, Exporter
 from xsp.run import Run
@@ -60,7 +60,7 @@ def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]
             runs = runs_in(what.run)
             _check_steps(runs, what)
             deliveries = [_open(stack, run, exporter, what) for run in runs]
-            work = [(delivery, _chosen(delivery, what)) for delivery in deliveries]
+            work = [(delivery, delivery.chosen(what.steps, what.timed)) for delivery in deliveries]
             _send_all(work, exporter, progress)
             _sum_up(work, exporter.counts)
         complete = True
@@ -101,15 +101,9 @@ def _open(stack: contextlib.ExitStack, run: Path, exporter: Exporter, what: Expo
     return delivery
 
 
-def _chosen(delivery: Delivery, what: Export) -> list[int]:
-    """Return the steps of a run to send."""
-    left = [step for step in delivery.left() if what.steps is None or step in what.steps]
-    return delivery.timed(left) if what.timed else left
-
-
 def _check_steps(runs: list[Path], what: Export) -> None:
     """Raise UsageError if a requested step is in no run."""
-    held = {number_of(segment) for run in runs for segment in rundir.segments(run)}
+    held = {step for run in runs for step in steps_in(run)} if what.steps is not None else set()
     missing = [step for step in what.steps or () if step not in held]
     if missing:
         raise UsageError(f"{what.run}: step {missing[0]} was not stored; there are {listed(held)}")
@@ -139,7 +133,7 @@ def _send_all(
 def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
     """Count the undelivered steps, and write the state of the delivery into the run directories."""
     for delivery, steps in work:
-        counts.left += sum(step not in delivery.delivered.steps for step in steps) + delivery.run_is_left()
+        counts.left += sum(not delivery.is_delivered(step) for step in steps) + delivery.run_is_left()
     for delivery, _ in work:
         delivery.note(list(counts.messages))
 

@@ -257,11 +257,11 @@ class HttpSender:
         try:
             if "json" in kind:
                 partial = json.loads(content or b"{}").get("partialSuccess") or {}
-                return Answer(int(partial.get("rejectedSpans", 0)), self._shown(partial.get("errorMessage", "")))
+                return Answer(int(partial.get("rejectedSpans") or 0), self._shown(partial.get("errorMessage") or ""))
             if content and "protobuf" not in kind:
                 raise ValueError("no OTLP")
             return answer(ExportTraceServiceResponse.FromString(content), self._to)
-        except (DecodeError, ValueError, AttributeError) as error:
+        except (DecodeError, ValueError, AttributeError, TypeError) as error:
             said = self._said(content, "text/plain")
             raise Refused(f"{self._to.name}: answers, but not as a receiver of OTLP does{said}", always=True) from error
 

@@ -128,7 +128,7 @@ class _Request(Prompt):
             size = int(text, digits) if text.isalnum() else -1  # without the signs and marks that Python allows
         except ValueError:
             size = -1
-        if size < 0 or text[1:2] in b"xX":
+        if size < 0 or text[1:2] in (b"x", b"X"):
             raise Refused(HTTPStatus.BAD_REQUEST, "a length that is no number")
         return size
 

@@ -37,6 +37,7 @@ from xsp.importers.contract import Losses
 from xsp.importers.otlp import Part, Reader
 from xsp.ingest import jobs
 from xsp.ingest.received import put_in_order
+from xsp.ingest.write import NO_STEPS, SOURCE, has_made_steps
 from xsp.run import Run
 from xsp.schema import COLUMNS
 
@@ -90,6 +91,9 @@ class _Arriving:
     doubled: int = 0
     """Duplicates among the spans that were put in order."""
 
+    made_steps: bool = False
+    """Whether the steps that are in order were made of traces; then they are made again, with those that arrive."""
+
     staging: int = 0
     """Number of requests that are writing files beside their places."""
 
@@ -113,7 +117,7 @@ class _Arriving:
             "doubled": self.doubled,
             "runs": list(self.runs.values()),
         }
-        return run | {"finished": False, "received": received}
+        return (run | {"finished": False, "received": received}).noted(SOURCE, [NO_STEPS] if self.made_steps else [])
 
 
 class Receiving:
@@ -343,7 +347,7 @@ class Receiving:
         if received is None:
             return
         runs = received.runs or content.ranks or ((content,) if content.id is not None else ())
-        names = [int(file.stem) for file in (place / rundir.WAITING).glob("[0-9]*.parquet")]
+        names = [int(file.stem) for file in rundir.numbered(place / rundir.WAITING)]
         for staged in (place / rundir.WAITING).glob(".*"):
             staged.unlink(missing_ok=True)
         arriving = _Arriving(
@@ -355,6 +359,7 @@ class Receiving:
             max(names, default=-1) + 1,
             bool(names),
             doubled=received.doubled,
+            made_steps=has_made_steps(content),
         )
         files = [*rundir.segments(place), *(place / rundir.WAITING).glob("*.parquet")]
         traces = self._traces(files)
@@ -412,12 +417,13 @@ class Receiving:
             files, arriving.waiting = arriving.files, False
         try:
             written = put_in_order(arriving.place, arriving.place)
-        except XspError as error:
+        except (XspError, duckdb.Error, OSError) as error:
             arriving.waiting, arriving.touched = True, time.monotonic()
-            self._say(f"{error}; what arrived is kept in {arriving.place}, and loads")
+            self._say(f"{str(error).splitlines()[0]}; what arrived is kept in {arriving.place}, and loads")
             return
         with arriving.lock:
             arriving.doubled = written.received.doubled if written.received is not None else 0
+            arriving.made_steps = has_made_steps(written)
             if more := arriving.files != files:
                 rundir.write_run(arriving.place, arriving.content())
         if not more:
@@ -435,9 +441,10 @@ _OURS = ("format", "received", "ranks")
 def _counted(place: Path, run: Run) -> str:
     """Return the numbers of steps, spans and ranks in a run directory, as text."""
     counts = "count(DISTINCT (trace_id, step, rank)) FILTER (step IS NOT NULL), count(*)"
-    query = f"SELECT {counts} FROM {table.parquet(rundir.segments(place))}"
-    with table.connect() as con:
-        ((steps, spans),) = con.execute(query).fetchall()
+    steps = spans = 0
+    if segments := rundir.segments(place):  # a program may have recorded no step: then only its loop arrived
+        with table.connect() as con:
+            ((steps, spans),) = con.execute(f"SELECT {counts} FROM {table.parquet(segments)}").fetchall()
     ranks = f", {len(run.ranks)} ranks" if run.ranks else ""
     return f"{steps} steps, {spans} spans{ranks}"
 

@@ -352,8 +352,9 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
     found = con.execute(
         f"""
         WITH {UNDISTURBED}, measured AS (
-            SELECT rank, kind, list(iteration_ns ORDER BY step) AS each, sum(steps * iteration_ns) AS ns,
-                   sum(steps) AS measured, sum(steps * dur_ns) AS step_ns, sum(steps * data_ns) AS data_ns,
+            SELECT rank, kind, list(iteration_ns ORDER BY step) AS each, list(steps ORDER BY step) AS weights,
+                   sum(steps * iteration_ns) AS ns, sum(steps) AS measured,
+                   sum(steps * dur_ns) AS step_ns, sum(steps * data_ns) AS data_ns,
                    sum(steps * least(data_ns, coalesce(before_ns, 0))) AS data_before_ns,
                    sum(steps * coalesce(before_ns, 0)) AS before_ns,
                    sum(steps * samples) / sum(steps) FILTER (samples IS NOT NULL) AS samples, max(most) AS disturbed,
@@ -363,12 +364,13 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
         ), together AS (
             SELECT rank, kind, sum(steps) AS steps, count(*) FILTER (rung <> {BARE}) AS recorded,
                    sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns,
+                   sum(steps) FILTER (rung = {BARE}) AS bare, count(before_ns) FILTER (rung <> {BARE}) AS drained,
                    coalesce(sum(before_ns) FILTER (rung <> {BARE}), 0) AS drained_ns
             FROM loop WHERE {of_size} GROUP BY rank, kind
         )
-        SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, each, measured,
-               step_ns, data_ns, before_ns - data_before_ns AS between_ns, samples,
-               coalesce(disturbed, 2) AS disturbed, drained_ns, faults, system_ns
+        SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, each, weights,
+               measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
+               coalesce(disturbed, 2) AS disturbed, bare, drained, drained_ns, faults, system_ns
         FROM together c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
         """
     )
@@ -382,9 +384,11 @@ def _iteration(row: Mapping[str, Any], on_device: bool) -> Iteration:
     measured = row["measured"]
     if not measured:
         return Iteration(*told, None, None, None, None, None, row["samples"], row["disturbed"])
-    # The host runs ahead of a device; the device's backlog shows as time before the next recorded step, which waits.
-    behind_ns = row["drained_ns"] / measured if on_device else 0.0
-    ends = summary.mean_interval(row["each"])
+    # The host runs ahead of a device; the device's backlog shows as time before the next recorded step, which waits,
+    # beyond the time that is usual before a step. It is the backlog of all steps that ran bare.
+    usual_ns = row["drained"] * row["before_ns"] / measured
+    behind_ns = max(0.0, row["drained_ns"] - usual_ns) / row["bare"] if on_device else 0.0
+    ends = summary.mean_interval(row["each"], row["weights"])
     return Iteration(
         *told,
         row["ns"] / measured + behind_ns,

@@ -70,16 +70,17 @@ def show(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
         written, growing = run / rundir.LOOP_FILE, run / rundir.LOOP_ROWS
         try:
             if written.is_file():
-                _read(con, run, written)
+                rundir.check_inside(run, [written])
+                _read(con, written)
             elif growing.is_file():
+                rundir.check_inside(run, [growing])
                 table.insert(con, "loop", _rows(growing), LOOP_COLUMNS)
         except (duckdb.Error, OSError, TraceError) as error:
             said.append(f"left out: {written if written.is_file() else growing}: {str(error).splitlines()[0]}")
     return said
 
 
-def _read(con: duckdb.DuckDBPyConnection, run: Path, written: Path) -> None:
-    rundir.check_inside(run, [written])
+def _read(con: duckdb.DuckDBPyConnection, written: Path) -> None:
     there = {name for name, *_ in con.execute(f"DESCRIBE SELECT * FROM {table.parquet(written)}").fetchall()}
     chosen = ", ".join(
         f"{'NULL' if column.name in _LATER and column.name not in there else column.name}::{column.type}"
@@ -157,6 +158,8 @@ def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
 def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
     """Add the rows that spans contain to the table `loop`; for each rank only the rows of the latest version.
 
+    A version may arrive in parts, in any order. Rows of an earlier version stay where the latest one has none.
+
     Args:
         con: holds the tables `loop` and `source`.
         source: a table with the columns of spans, of any kinds.
@@ -166,7 +169,7 @@ def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
     """
     brought = con.execute(f"SELECT rank, attributes FROM {source} WHERE kind = '{Kind.LOOP}'").fetchall()
     wrong = 0
-    latest: dict[int, tuple[int, list[tuple[Any, ...]]]] = {}
+    latest: dict[int, tuple[int, list[list[tuple[Any, ...]]]]] = {}
     for rank, text in brought:
         try:
             end, rows = _unpacked(rank, text)
@@ -175,14 +178,17 @@ def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
             continue
         known = latest.get(rank)
         if known is None or end > known[0]:
-            latest[rank] = (end, rows)
+            latest[rank] = (end, [rows])
         elif end == known[0]:
-            known[1].extend(rows)
-    for rank, (end, rows) in latest.items():
+            known[1].append(rows)
+    for rank, (end, parts) in latest.items():
         ((last,),) = con.execute("SELECT max(start_ns + dur_ns * steps) FROM loop WHERE rank = ?", [rank]).fetchall()
-        if last is None or end > last:
-            con.execute("DELETE FROM loop WHERE rank = ?", [rank])
-            table.insert(con, "loop", rows, LOOP_COLUMNS)
+        if last is not None and end < int(last):
+            continue
+        for rows in filter(None, parts if last is not None else ()):
+            first, stop = min(row[1] for row in rows), max(row[1] + row[2] for row in rows)
+            con.execute("DELETE FROM loop WHERE rank = ? AND step < ? AND step + steps > ?", [rank, stop, first])
+        table.insert(con, "loop", [row for rows in parts for row in rows], LOOP_COLUMNS)
     return wrong
 
 
