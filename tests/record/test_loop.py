@@ -17,6 +17,7 @@ from xsp.analyses.answers import Answers
 from xsp.comparison import series
 from xsp.health import grade, health
 from xsp.record.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status, Usage
+from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
 from xsp.store import loop
@@ -484,6 +485,8 @@ def test_of_several_batch_sizes_the_step_is_that_of_most_steps() -> None:
     step = latency(found)
     assert step is not None
     assert (step.ms.value, step.steps) == (pytest.approx(1.001, abs=0.002), 60)
+    shown = {name: value for name, value, _ in headline.headline(found, None, [])}
+    assert shown["latency of a step"].startswith("1.0")
 
 
 def test_the_loop_of_a_rank_without_recorded_steps_is_not_that_of_the_figures() -> None:

@@ -313,15 +313,6 @@ def test_the_figures_of_the_loop_stand_first_and_are_of_steps_that_ran_as_if_not
     assert ["profiling made the program", "1.41 times as long", "--budget 2% would cost less"] in figures
 
 
-def test_the_latency_on_the_page_is_that_of_the_batch_size_of_most_steps():
-    rows = [{"dur_ns": 10e6, "before_ns": 0.0, "samples": 8}] * 20 + [
-        {"dur_ns": 4e6, "before_ns": 0.0, "samples": 5}
-    ] * 6
-    figures = {what: (said, about) for what, said, about in payload(html.render(looped(rows)))["headline"]}
-    assert figures["latency of a step"][0] == "10 ms"
-    assert figures["also measured"] == ("1 more", "batch size 5: see the first table")
-
-
 def test_phases_are_parts_of_an_iteration_without_the_whole_and_without_what_is_not_known():
     rows = [("forward", 10.0), ("data", 30.0), ("between steps", None), ("the iteration", 40.0)]
     assert headline.phases([{"phase": phase, "ms": ms} for phase, ms in rows]) == [("forward", 10.0), ("data", 30.0)]
