@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from xsp import advise, sections
-from xsp.advise import Advice, Asked, Interval, Needs, Place, pictures, registry, text
+from xsp.advise import Advice, Advised, Asked, Interval, Needs, Place, pictures, registry, text
 from xsp.cli import main
 from xsp.errors import AnalysisError, UsageError
+from xsp.sections import Text
 from xsp.testing import spans, trace_of
 
 
@@ -155,3 +156,10 @@ def test_a_gain_that_only_a_trial_tells_has_no_bar_and_no_figure(asked: Asked) -
     assert sections.of({"xsp_section": 1, **sections.plain(made)}) == made
     said = text.page(advise.of(asked))
     assert said.index("gain not known before it is tried") > said.index("1.50 ms")
+
+
+def test_the_section_of_a_long_list_says_a_command_that_is_taken() -> None:
+    pieces = tuple(piece(f"q{number}", 1, 30 - number) for number in range(pictures.MOST + 2))
+    found = Advised("r", None, pieces, ("q0",), {}, {})
+    texts = [part.text for part in pictures.section(found).parts if isinstance(part, Text)]
+    assert texts[-1] == "2 more: xsp advise RUN --limit 22"

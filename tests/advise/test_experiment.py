@@ -11,6 +11,7 @@ import pytest
 
 from xsp.advise import Advice, Interval, experiment, records, rerun, trialtext
 from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, Plan, Tried
+from xsp.cli import main
 from xsp.comparison import turns
 from xsp.comparison.commands import Program
 from xsp.errors import ProgramError, UsageError
@@ -254,3 +255,9 @@ def test_a_program_is_tried_without_and_with_what_is_advised(
     assert "not applicable" in said
     assert cli.main(["advise", "--history"]) == 0
     assert "3 pieces of advice were tried" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("option", [["--turns", "20"], ["--program", "python train.py"]])
+def test_options_of_trials_are_refused_without_one(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "runs/none", *option]) == 2
+    assert f"{option[0]} is of trials: add --try 3" in capsys.readouterr().err

@@ -6,11 +6,15 @@ The steps are written down, so that no test depends on the speed of a machine.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from xsp import advise
 from xsp.advise import Advice, Needs, text
+from xsp.advise.algebra import _summed
+from xsp.advise.calls import Call
+from xsp.advise.loops import _with_indexing
 from xsp.schema import Level
 from xsp.store.loop import BARE
 from xsp.testing import spans, trace_of, with_loop
@@ -186,6 +190,26 @@ def test_an_optimizer_that_goes_through_parameters_is_said_and_one_in_one_call_i
     assert asked(loop.replace("aten::mul_ 6010", "aten::_fused_adam_ 6010"), "optimizer") == []
 
 
+def test_optimizers_of_one_step_are_one_piece_with_the_time_of_all() -> None:
+    def stepping(*names: str) -> list[Advice]:
+        lines = [
+            line
+            for at, name in enumerate(names)
+            for line in (
+                f"optimizer {name} {6000 + 1900 * at}-{7850 + 1900 * at} phase=optimizer",
+                *(f"op aten::{op} {6010 + 1900 * at + 80 * place}-{6085 + 1900 * at + 80 * place}"
+                  for place, op in enumerate(("mul_", "addcmul_", "sqrt", "addcdiv_") * 5)),
+            )
+        ]  # fmt: skip
+        return asked(TRAINING + "\n".join(lines), "optimizer")
+
+    (one,) = stepping("Adam")
+    for names, said in ((("Adam", "Adam"), "Adam updates"), (("Adam", "SGD"), "Adam and SGD update")):
+        (both,) = stepping(*names)
+        assert both.what.startswith(f"{said} 10 parameters one by one in 2 calls of optimizers: 40 operators")
+        assert both.gain.value == pytest.approx(2 * one.gain.value, rel=0.01)
+
+
 def test_updates_written_by_hand_are_said_too() -> None:
     (piece,) = asked(TRAINING + updates(6010, "mul", "sub_", "add_", "neg"), "optimizer")
     assert piece.what.startswith("the program updates 9 parameters")
@@ -318,7 +342,19 @@ def test_a_tensor_that_grows_by_concatenation_is_copied_each_time() -> None:
 
     (piece,) = asked(step([[[at + 1, 64], [1, 64]] for at in range(20)]), "growing")
     assert piece.gain.value == pytest.approx(0.09 * 19)
+    assert piece.what.startswith("a tensor grows by 20 concatenations")
     assert asked(step([[[1, 64], [1, 64]] for _ in range(20)]), "growing") == []
+
+
+def test_several_tensors_that_grow_are_all_in_the_words_as_in_the_gain() -> None:
+    cats = [
+        f"op aten::cat {begin + 100 * at}-{begin + 100 * at + 90} input_shapes=[[[{at + 1},64],[1,64]],[]]"
+        for begin, count in ((100, 10), (2000, 8))
+        for at in range(count)
+    ]
+    (piece,) = asked("\n".join(("step s 0-10000", "forward Net 10-9900", *cats)), "growing")
+    assert piece.what.startswith("2 tensors grow by 8 to 10 concatenations each")
+    assert piece.gain.value == pytest.approx(0.09 * (9 + 7))
 
 
 GENERATES = """
@@ -460,3 +496,30 @@ def test_lines_between_steps_are_named_where_they_were_followed() -> None:
     (piece,) = found.advice
     assert any("94 % at train.py:9, gc.collect: 5 ms" in why for why in piece.why), piece.why
     assert not any("train.py:7" in why for why in piece.why)
+
+
+class _NotSearched(list[Call]):
+    """Calls that nobody may search one after the other, or copy from a place on: there may be a hundred thousand."""
+
+    def __contains__(self, call: object) -> bool:
+        raise AssertionError("searched")
+
+    def __getitem__(self, place: Any) -> Any:
+        assert not isinstance(place, slice)
+        return super().__getitem__(place)
+
+
+def test_long_loops_take_time_in_proportion_to_their_length() -> None:
+    def call(name: str, at: int, shapes: list[object]) -> Call:
+        return Call(
+            str(at), None, Level.OP, "op", name, None, None, None, None, 1000 * at, 1000 * at + 900, 900.0, 900.0, None,
+            shapes,
+        )  # fmt: skip
+
+    reads = [call("aten::item", at, []) for at in range(9)]
+    around = call("step", 0, [])
+    around.inside = reads
+    assert _with_indexing(around, _NotSearched(reads)) == (reads, pytest.approx(8 * 0.0001))
+    made = [call("aten::mul", 1, [[64, 1], [1, 64]]), call("aten::sum", 2, [[64, 64]])]
+    assert _summed(_NotSearched(made), 0) == made
+    assert _summed(_NotSearched(made), 1) == []

@@ -178,3 +178,17 @@ def test_calls_inside_another_one_take_no_longer_than_it() -> None:
     assert found["net.a"].ns / MS == pytest.approx(4.87 / 5)
     assert found["net.a"].inside[0].ns / MS == pytest.approx(4.87 / 5), "it was recorded when all took longer"
     assert found["net.b"].inside[0].ns / MS == pytest.approx(4.95)
+
+
+def test_what_another_rank_counted_is_not_taken_for_what_this_one_did_not() -> None:
+    rows = [row for number in range(3) for rank in (0, 1) for row in spans(STEP, step=number, rank=rank)]
+    loop = [
+        {"step": number, "rank": rank, "dur_ns": 10.0 * MS, "rung": Level.OP if number < 3 else BARE,
+         "faults": 4000.0 if rank else None, "system_ns": 8.0 * MS if rank else None}
+        for rank in (0, 1)
+        for number in range(20)
+    ]  # fmt: skip
+    machine = {"torch_threads": 4, "cores": 4, "system": "Linux"}
+    found = advise.of(with_loop(trace_of(rows, {"machine": machine}), loop), only=["page-faults"])
+    assert found.advice == ()
+    assert "did not count page faults" in found.unanswered["page-faults"]

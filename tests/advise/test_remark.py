@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from xsp import plugins
@@ -31,6 +33,12 @@ def test_the_best_piece_that_needs_no_trial_is_said_with_what_helps_and_what_to_
     assert "39 % of a step: look for sleeping" in words
     assert said.splitlines()[-1].split(": ")[1].startswith("xsp advise ")
     assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_command_that_is_said_can_be_typed_where_a_name_has_blanks() -> None:
+    of = trace(SLEEPS)
+    of.path = Path("runs/my run")
+    assert str(remark.remark(of)).endswith("xsp advise 'runs/my run'")
 
 
 def test_nothing_is_said_of_a_sound_step_nor_of_what_only_a_trial_tells() -> None:

@@ -119,6 +119,8 @@ def test_allocations_alone_are_those_of_the_device_that_the_step_used() -> None:
     columns = "device, name, allocated_mib, basis"
     assert ask(memory_timeline, one, columns) == [(3, "fc", 2, NO_FREES)]
     assert ask(memory_timeline, two, columns) == [(None, "fc", 2, OF_DEVICES)]
+    ranks = trace_of([row for rank in (0, 1) for row in spans(text.format(rank, rank), rank=rank)])
+    assert ask(memory_timeline, ranks, columns) == [(0, "fc", 2, NO_FREES)]
 
 
 @pytest.mark.parametrize("analysis", [memory_timeline, memory_steps])

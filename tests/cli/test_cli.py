@@ -266,3 +266,8 @@ def test_an_interrupt_is_one_line_and_the_code_of_one(
     monkeypatch.setattr("xsp.graph.corpus.collect", interrupted)
     assert main(["graph", "--all", "micro", "--out", str(tmp_path / "corpus")]) == 130
     assert "type it again to go on" in capsys.readouterr().err
+
+
+def test_spark_reads_all_kinds_of_steps_and_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "runs/none", "stragglers", "--engine", "spark", "--kind", "1"]) == 2
+    assert "without --kind and --skip-damaged" in capsys.readouterr().err

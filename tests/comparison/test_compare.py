@@ -533,6 +533,8 @@ def test_which_runs_are_after_must_be_clear(capsys: pytest.CaptureFixture[str]) 
     assert "of 3 runs, which are after?" in capsys.readouterr().err
     assert main(["compare", "a1"]) == 2
     assert "xsp compare a1 --with RUN" in capsys.readouterr().err
+    assert main(["compare", "runs/my run"]) == 2
+    assert "xsp compare 'runs/my run' --with RUN" in capsys.readouterr().err
 
 
 def test_a_gate_says_where_the_runs_cannot_tell_and_the_code_can_be_chosen(

@@ -294,6 +294,13 @@ def test_several_reports_complete_each_other(run: Path, tmp_path: Path) -> None:
     assert trace.run["notes"][-1]["text"].startswith("operations are not known from counters where there is no s")
 
 
+def test_a_kernel_of_which_no_counter_is_known_is_joined_and_gets_no_figure(run: Path, tmp_path: Path) -> None:
+    text = raw({"name": "prepare", READ: "n/a"}, {"name": "gemm", READ: "1"}, {"name": "gemm", READ: "2"})
+    said = storing.attach(run, [report(tmp_path, text)])
+    assert (said["with_counters"], said["rows_joined"]) == (2, 3)
+    assert ("prepare", None) in rows(load.load(run), "A8", "name", "dram_read_bytes")
+
+
 def test_what_fits_no_kernel_is_counted(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = raw(*({"name": name, READ: "1"} for name in ("prepare", "gemm", "gemm", "gemm", "other")))
     assert main(["counters", str(run), str(report(tmp_path, text))]) == 0

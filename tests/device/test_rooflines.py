@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from xsp import doctor, rundir
+from xsp.analyses.kernel import roofs
 from xsp.device import ceilings
 from xsp.device import machine as device
 from xsp.device.ceilings import Ceiling, ceiling
@@ -60,6 +63,28 @@ def test_a_users_file_adds_devices_and_goes_first(tmp_path, monkeypatch):
         ceiling("Tesla T4")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (("[[device]]", "[device]"), "in two brackets"),
+        (('names = ["Q9"]', 'names = "Q9"'), "needs its names"),
+        (('names = ["Q9"]', ""), "needs its names"),
+        (("memory = 2", ""), "Q9: memory in GB/s"),
+        (("memory = 2", "memory = 0"), "Q9: memory in GB/s"),
+        (("fp32 = 1", 'fp32 = "1"'), "Q9: memory in GB/s and the peaks"),
+        (("vector = { fp32 = 1 }", "vector = 1"), "Q9: vector and tensor are tables"),
+        (('source = "mine"', ""), "source is a text"),
+    ],
+)
+def test_a_users_file_of_another_form_is_refused_with_what_is_wrong(tmp_path, monkeypatch, wrong, reason):
+    text = '[[device]]\nnames = ["Q9"]\nvector = { fp32 = 1 }\nmemory = 2\nsource = "mine"\n'
+    more = tmp_path / f"{abs(hash(wrong))}.toml"
+    more.write_text(text.replace(*wrong))
+    monkeypatch.setenv(ceilings.VARIABLE, str(more))
+    with pytest.raises(AnalysisError, match=re.escape(reason)):
+        ceiling("Tesla T4")
+
+
 def test_every_quote_has_a_source_and_figures_of_a_sensible_size():
     entries = ceilings._entries(None)
     names = [name for entry in entries for name in entry["names"]]
@@ -89,6 +114,8 @@ def test_what_was_measured_counts_before_what_is_quoted():
         ({"devices": "Tesla T4"}, "does not say which device"),
         ({"devices": ["x"]}, "no ceiling"),
         ({"devices": ["x"], "ceilings": {"x": 5}}, "damaged"),
+        ({"devices": ["x"], "ceilings": {"x": Ceiling("x", {}, {}, 0, "").content()}}, "damaged"),
+        ({"devices": ["x"], "ceilings": {"x": Ceiling("x", {"fp32": float("nan")}, {}, 1, "").content()}}, "damaged"),
         ({"devices": ["x"], "ceilings": [1]}, "no ceiling"),
         (None, "does not say which device"),
     ],
@@ -163,6 +190,32 @@ def test_a_processor_is_measured_with_all_cores_and_threads_are_as_before(monkey
         assert (seen, torch.get_num_threads()) == ([2], 1)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_measurement_waits_for_the_device_that_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    waited: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", str)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+
+    def measured(torch: object, where: str, name: str, *, finish: Callable[[], None], **_: object) -> Ceiling:
+        finish()
+        return Ceiling(name, {}, {}, 1e9, where)
+
+    monkeypatch.setattr(ceilings, "_measure", measured)
+    assert [each.source for each in ceilings.measure("a cpu")] == ["cpu", "cuda:0", "cuda:1"]
+    assert waited == [0, 1]
+
+
+def test_the_name_of_a_measured_precision_is_no_sql() -> None:
+    found = Ceiling("x", {"it's": 2e12}, {}, 1e9, "measured")
+    with duckdb.connect() as connection:
+        rows = connection.execute(
+            f"WITH {roofs(found)} SELECT precision FROM roofs WHERE peak_gflop_per_s > 0"
+        ).fetchall()
+    assert rows == [("it's",)]
 
 
 def test_what_was_measured_of_a_machine_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from xsp import testing
 from xsp.advise import Advice, Advised, Interval, Place, Step
 from xsp.analyses import ANALYSES
 from xsp.cli import main
 from xsp.errors import UsageError
-from xsp.evidence import advice, form, tools
-from xsp.evidence.places import Places
+from xsp.evidence import advice, answers, form, tools
+from xsp.evidence.places import Places, stamp
 from xsp.evidence.tools import TOOLS, Tools
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -123,6 +124,7 @@ def test_rows_are_filtered_by_values_that_are_never_sql(small: Tools) -> None:
     assert "has no column" in where('name" OR 1=1 --', "=", "x")["error"]
     assert "null goes with = and !=" in where("device", "<", None)["error"]
     assert "cannot be compared" in where("calls", "=", "many")["error"]
+    assert "cannot be compared" in where("name", "<", True)["error"]
     assert "no column" in ask(small, "tables", run="runs/before", analysis="ops", sort="1; DROP TABLE spans")["error"]
 
 
@@ -318,6 +320,60 @@ def test_the_longest_list_is_cut_first_and_a_document_that_cannot_be_cut_is_an_e
     assert (
         form.fitted(form.document("summary", None, run={str(k): "x" * 400 for k in range(99)}), 4096)["kind"] == "error"
     )
+
+
+@pytest.mark.parametrize("most", [6 << 10, 12 << 10, 24 << 10])
+def test_what_was_cut_can_be_asked_for_as_it_says(small_run: Path, most: int) -> None:
+    asked = Tools(Places([str(small_run)]), most)
+    for name in ("time", "summary", "health", "spans", "advice", "tables"):
+        step = {"id": next(iter(_cited(asked)))} if name == "spans" else {}
+        said = ask(asked, name, **step)
+        for note in said["left_out"]:
+            if note["ask"] is None:
+                continue
+            tool, _, further = note["ask"].rpartition(" with ") if " with " in note["ask"] else (name, "", note["ask"])
+            words = dict(each.split("=") for each in further.split(", "))
+            assert ask(asked, tool, **step, **{k: int(v) if k == "first" else v for k, v in words.items()})["kind"] != (
+                "error"
+            )
+
+
+def _cited(asked: Tools) -> set[str]:
+    summary = ask(asked, "summary")
+    return {span for each in summary["statements"] for span in each["spans"]} or {"0" * 16}
+
+
+def test_children_that_were_cut_are_counted_from_the_first_child() -> None:
+    rows = [{"role": "itself", "span_id": "a"}, {"role": "around", "span_id": "b"}]
+    rows += [{"role": "child", "span_id": f"{number:0200}"} for number in range(100)]
+    made = form.fitted(form.document("spans", {"run": "r", "name": "r"}, table="merged", spans=rows, first=7), 4096)
+    (note,) = made["left_out"]
+    shown = [each for each in made["spans"] if each["role"] == "child"]
+    assert 0 < len(shown) == 100 - note["count"]
+    assert note["ask"] == f"first={7 + len(shown)}"
+
+
+def test_a_new_step_of_a_rank_is_a_change_of_the_run(tmp_path: Path) -> None:
+    steps = tmp_path / "rank-0000" / "steps"
+    steps.mkdir(parents=True)
+    before = stamp(tmp_path)
+    (steps / "000001.parquet").write_text("x")
+    assert stamp(tmp_path) != before
+
+
+def test_devices_beyond_those_of_the_summary_are_counted() -> None:
+    step = "\n".join(["step s 0-100", *(f"kernel gemm 10-20 device={device}" for device in range(20))])
+    said = answers.summary(testing.trace_of(testing.spans(step)), {"run": "r", "name": "r"})
+    assert {"of": "rows of device-activity", "count": 5, "ask": "tables with analysis=device-activity, first=16"} in (
+        said["left_out"]
+    )
+    two = answers.summary(
+        testing.trace_of(testing.spans("step s 0-100\nkernel a 1-9\nkernel a 2-9 device=1")), {"run": "r", "name": "r"}
+    )
+    texts = [each["says"] for each in two["statements"] if each["told_by"] == "device-activity"]
+    assert [text.partition(":")[0] for text in texts] == [
+        "device 0 of rank 0", "device 1 of rank 0", "all devices together",
+    ]  # fmt: skip
 
 
 # --- imported traces, advice on the command line ---------------------------------------------------------------------

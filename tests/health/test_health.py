@@ -74,6 +74,7 @@ def test_device_work_is_looked_at(change: str, subject: str, says: str, best: st
         ("launch cudaLaunchKernel 500-505 correlation_id=2\nkernel late 510-900 correlation_id=2", "B"),
         ("launch cudaLaunchKernel 700-705 correlation_id=2\nkernel late 710-900 correlation_id=2", "C"),
         ("launch cudaLaunchKernel 50-55 correlation_id=2\nkernel waits 710-900 correlation_id=2", "A"),
+        ("kernel unlaunched 710-900", "A"),
     ],
 )
 def test_recorded_stacks_cost_the_grade_by_how_long_the_device_waited_for_launches(change: str, best: str) -> None:

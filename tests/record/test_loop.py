@@ -12,9 +12,13 @@ import pytest
 
 import xsp
 from xsp import rundir, table
+from xsp.advise.steptime import latency
 from xsp.analyses import A1, program_loop
+from xsp.analyses.answers import Answers
+from xsp.comparison import series
 from xsp.health import grade, health
 from xsp.record.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status, Usage
+from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
 from xsp.store import loop
@@ -512,3 +516,50 @@ def test_steady_steps_near_recorded_ones_widen_the_interval_downwards() -> None:
     steps = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, place=step % 12 + 1) for step in range(48)]
     assert unsettled(steps) == pytest.approx(10 * 4 / 12)
     assert unsettled([each._replace(place=0) for each in steps]) == 0  # nothing tells which are near
+
+
+def test_of_several_batch_sizes_the_step_is_that_of_most_steps() -> None:
+    last = bare(6, 0.5, first=100, samples=5)
+    found = Answers(trace([*bare(60), *last]))
+    assert [(row["batch_size"], row["steps"]) for row in found["A1"].dicts()] == [(5, 6), (8, 60)]
+    step = latency(found)
+    assert step is not None
+    assert (step.ms.value, step.steps) == (pytest.approx(1.001, abs=0.002), 60)
+    shown = {name: value for name, value, _ in headline.headline(found, None, [])}
+    assert shown["latency of a step"].startswith("1.0")
+
+
+def test_the_loop_of_a_rank_without_recorded_steps_is_not_that_of_the_figures() -> None:
+    recorded = [
+        row for step in range(3) for row in spans("step s 0-2000\nforward Net 0-1900", step=step, rung=M, rank=1)
+    ]
+    rows = [
+        {"step": step, "rank": rank, "dur_ns": (1 + 8 * rank) * MS, "before_ns": 0.0}
+        for rank in (0, 1)
+        for step in range(3, 40)
+    ]
+    of = with_loop(trace_of(recorded), [*rows, *({"step": step, "rank": 1, "rung": M, "steady": False, "dur_ns": 9 * MS}
+                                                for step in range(3))])  # fmt: skip
+    assert of.rank == 1
+    assert answer(A1, of)["loop_ms"] == pytest.approx(9)
+    steady = series.steps(of).steady
+    assert steady is not None
+    assert set(steady.alone.values) == {9 * MS}
+
+
+def test_the_job_has_the_number_of_a_kind_on_its_lowest_rank() -> None:
+    recorded = [
+        row for step in range(3) for rank in (0, 1) for row in spans("step s 0-2000\nforward Net 0-1900", step=step,
+                                                                     rung=M, rank=rank)
+    ]  # fmt: skip
+    names = ({"kind": 0, "name": "train"}, {"kind": 1, "name": "eval"})
+    ranks = [{"rank": 0, "kinds": names}, {"rank": 1, "kinds": [{**each, "kind": 1 - each["kind"]} for each in names]}]
+    rows = [
+        {"step": 2 * step + kind, "rank": rank, "kind": kind, "dur_ns": (1 + rank) * MS, "before_ns": 0.0}
+        for rank in (0, 1)
+        for kind in (0, 1)
+        for step in range(30)
+    ]
+    found = program_loop(with_loop(trace_of(recorded, {"kinds": names, "ranks": ranks}), rows))
+    jobs = found.filter("scope LIKE 'job%'").project("kind, name").order("kind").fetchall()
+    assert jobs == [(0, "train"), (1, "eval")]

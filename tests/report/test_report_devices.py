@@ -40,6 +40,17 @@ def test_device_work_knows_its_launch_its_layer_and_what_it_does(data):
     assert Counter(works) == {None: 104, "elementwise": 12, "gemm": 12, "reduction": 12, "communication": 12}
 
 
+def test_device_work_whose_process_is_not_recorded_knows_its_launch_if_one_process_launches():
+    step = (
+        "step s 0-100\nlaunch cudaLaunchKernel 10-12 correlation_id=5\nkernel gemm 20-40 correlation_id=5 process=None"
+    )
+    for further, known in (("", True), ("\nlaunch cudaLaunchKernel 50-52 correlation_id=6 process=2", False)):
+        drawn = payload(html.render(trace_of(spans(step + further))))
+        place = column(drawn, "kind").index("kernel")
+        launch = column(drawn, "launch")[place]
+        assert (launch is not None and column(drawn, "kind")[launch] == "launch") == known
+
+
 def test_what_matters_stands_first(data):
     assert data["verdict"][0].startswith("The device is busy 80 % of the time")
     assert [what for what, *_ in data["headline"]] == [

@@ -110,6 +110,31 @@ def test_what_another_layer_reads_too_is_not_folded() -> None:
     assert "all is back" in next(iter(trial.reasons))
 
 
+def test_what_cannot_be_folded_undoes_what_was_folded_before_it() -> None:
+    layers = [torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(6)]
+    module = torch.nn.Sequential(*layers).eval()
+    module[0].weight.data.fill_(1.0)
+    module[3] = torch.nn.Sequential(module[3])
+    value, trial = torch.rand(2, 6, 6), FoldBatchNorm()
+    weight = module[0].weight
+    trial.before(module, (value,), {})
+    module(value)
+    with pytest.raises(Exception):  # noqa: B017,PT011  as torch's fusion says that sizes differ
+        trial.after(module, (value,), {})
+    assert module[0].weight is weight
+    assert isinstance(module[1], torch.nn.BatchNorm1d)
+
+
+def test_a_layer_that_returns_more_than_a_tensor_is_no_error() -> None:
+    class Own(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x), None
+
+    trial = FoldBatchNorm()
+    assert tried(trial, Own(3, 3).eval(), torch.rand(2, 3))[1] is None
+    assert not trial.applied
+
+
 def test_batch_norm_of_training_stays() -> None:
     trial = FoldBatchNorm()
     tried(trial, network().train(), IMAGES)
@@ -287,6 +312,16 @@ def test_a_process_says_what_was_changed_and_keeps_its_results_also_where_the_pr
     assert found["modules"] == ["Sequential"]
     assert json.loads(without.read_text())["facts"]["gradients"] is True
     assert outputs.error(without, under) == (0.0, True, "")
+
+
+def test_a_result_that_cannot_be_read_stops_no_program() -> None:
+    watch = child.Watch([])
+    call = watch.around(torch.nn.Module.__call__)
+    model = torch.nn.Linear(4, 4)
+    found = torch.vmap(lambda x: call(model, x))(torch.rand(3, 4))
+    assert found.shape == (3, 4)
+    call(torch.nn.Identity(), torch.rand(2, device="meta"))
+    assert watch.content()["modules"] == ["Linear", "Identity"]
 
 
 def test_results_are_compared_by_their_largest_value(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -167,7 +168,8 @@ class Asked:
             AnalysisError: there is no trace.
         """
         if self.trace is None:
-            raise AnalysisError(f"{self.source or 'this'} was not run: `xsp profile {self.source or 'MODEL'}` records")
+            what = shlex.quote(self.source) if self.source else "MODEL"
+            raise AnalysisError(f"{self.source or 'this'} was not run: `xsp profile {what}` records")
         return self.trace
 
     @cached_property

@@ -229,7 +229,7 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
             continue
         busy = [each for each in around.inside if each.computes]
         for at, first in enumerate(busy):
-            those = _summed(first, busy[at + 1 :])
+            those = _summed(busy, at)
             if those:
                 shapes = (each for each in first.shapes[:2] if isinstance(each, list))
                 named = " and ".join("×".join(map(str, each)) for each in shapes)
@@ -257,11 +257,11 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
         )
 
 
-def _summed(first: Call, later: Sequence[Call]) -> list[Call]:
+def _summed(busy: Sequence[Call], at: int) -> list[Call]:
     """Return a call that broadcasts and the calls up to the sum of its result; empty if its result is not summed."""
-    made = _broadcast(first)
-    those = [first]
-    for each in later if made is not None else ():
+    made = _broadcast(busy[at])
+    those = [busy[at]]
+    for each in (busy[place] for place in range(at + 1, len(busy) if made is not None else 0)):
         if each.first_shape != made or each.name not in (*_ON_THE_WAY, *_SUMS):
             return []
         those.append(each)

@@ -60,12 +60,13 @@ def casts(asked: Asked) -> Iterator[Advice]:
     whole = calls.step_ms(asked)
     outer = [each for each in calls.every(asked) if each.is_outer_op]
     found = [each for each in outer if each.name in ("aten::to", "aten::_to_copy") and _types(each)]
-    wide = [each for each in outer if each.dtype in _WIDE and each not in found]
+    known = set(found)
+    wide = [each for each in outer if each.dtype in _WIDE and each not in known]
     single = sum(each.ns for each in outer if each.dtype not in _WIDE)
     to_wide = [each for each in found if set(_types(each)) & set(_WIDE)]
     if wide and ((to_wide and single) or sum(each.ns for each in wide) >= single):
         yield from _double(asked, whole, to_wide, wide)
-        found = [each for each in found if each not in to_wide]
+        found = [each for each in found if not set(_types(each)) & set(_WIDE)]
     there_and_back = _there_and_back(found)
     ms = sum(each.ns for each in there_and_back) / 1e6
     if ms >= calls.LEAST_MS and 100 * ms / whole >= LEAST_PERCENT:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from xsp.advise import calls
 from xsp.advise.advice import Advice, Asked, Interval, OfOthers
 from xsp.advise.registry import question
+from xsp.analyses.loop import own_scopes
 from xsp.errors import AnalysisError
 from xsp.schema import Level
 from xsp.store.trace import Trace
@@ -47,7 +48,7 @@ def of(asked: Asked) -> Usage | None:
     """Return page faults and system time of an iteration; None where the run did not count them."""
     trace = asked.traced
     for row in asked.answers["loop"].dicts():
-        if row["kind"] == trace.kind and not row["scope"].startswith("job") and row["page_faults"] is not None:
+        if row["kind"] == trace.kind and row["scope"] in own_scopes(trace.rank) and row["page_faults"] is not None:
             return Usage(row["page_faults"], row["system_ms"])
     return None
 

@@ -62,11 +62,11 @@ def synchronisations(asked: Asked) -> Iterator[Advice]:
 def _with_indexing(around: Call, reads: Sequence[Call]) -> tuple[list[Call], float]:
     """Return the reads with the view calls before them, and the milliseconds of Python time between all these calls."""
     kept: list[Call] = []
-    gaps, last_ns, pending = 0.0, None, []
+    gaps, last_ns, pending, wanted = 0.0, None, [], set(reads)
     for each in around.inside:
-        if each in reads or not each.computes:
+        if each in wanted or not each.computes:
             pending.append(each)
-            if each in reads:
+            if each in wanted:
                 for one in pending:
                     if last_ns is not None:
                         gaps += min(BETWEEN_MS, max(0.0, (one.start_ns - last_ns) / 1e6))
@@ -118,14 +118,23 @@ def growing(asked: Asked) -> Iterator[Advice]:
         return
     yield Advice(
         "growing",
-        f"a tensor grows by {len(found[0])} concatenations, each of which copies all before it",
+        _growth(found),
         calls.places(again),
         calls.interval(ms, calls.ends(asked, again)).within(whole),
         False,
         100 * ms / whole,
-        (f"all but the last take {ms:.3g} ms of a step",),
+        (f"all but the last{' of each' * (len(found) > 1)} take {ms:.3g} ms of a step",),
         "keep the parts in a list and call torch.cat once, or write into a tensor made ahead",
     )
+
+
+def _growth(found: Sequence[Sequence[Call]]) -> str:
+    """Return what grows, and by how many concatenations, in words."""
+    fewest, most = min(map(len, found)), max(map(len, found))
+    counts = str(most) if fewest == most else f"{fewest} to {most}"
+    if len(found) == 1:
+        return f"a tensor grows by {counts} concatenations, each of which copies all before it"
+    return f"{len(found)} tensors grow by {counts} concatenations each, and each of these copies all before it"
 
 
 def _grown(around: Call) -> Iterator[list[Call]]:

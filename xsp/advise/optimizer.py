@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, Asked, Interval, Place
@@ -33,12 +34,13 @@ CALL_MS = (0.002, 0.005, 0.01)
 def optimizer(asked: Asked) -> Iterator[Advice]:
     """Updates of parameters by single operators in a Python loop, in an optimizer or written by hand."""
     whole = calls.step_ms(asked)
+    stepped: list[_Update] = []
     for around in calls.every(asked):
-        ops = [each for each in around.inside if each.is_op]
         if around.kind == Kind.OPTIMIZER and around.name not in WITHOUT:
-            yield from _advice(asked, whole, around, ops)
+            stepped += _updates(around, [each for each in around.inside if each.is_op])
         elif around.kind == Kind.STEP:
-            yield from _advice(asked, whole, around, _after_backward(around))
+            yield from _advice(asked, whole, _updates(around, _after_backward(around)))
+    yield from _advice(asked, whole, stepped)
 
 
 def _after_backward(step: Call) -> list[Call]:
@@ -47,30 +49,54 @@ def _after_backward(step: Call) -> list[Call]:
     return [each for each in step.inside if each.is_op and ended and each.start_ns >= max(ended)]
 
 
-def _advice(asked: Asked, whole: float, around: Call, ops: Sequence[Call]) -> Iterator[Advice]:
+class _Update(NamedTuple):
+    """A call in which parameters are updated one by one."""
+
+    around: Call
+    busy: list[Call]
+    """The operators that compute."""
+
+    parameters: int
+    ms: float
+    saved: tuple[float, ...]
+    """Milliseconds that one call for all parameters saves: low, expected, high."""
+
+
+def _updates(around: Call, ops: Sequence[Call]) -> list[_Update]:
+    """Return the update of a call if it goes through parameters one by one, else an empty list."""
     every = [inner for each in ops for inner in each.every()]
     if any("_foreach_" in each.name or "_fused_" in each.name for each in every):
-        return
+        return []
     busy = [each for each in ops if _computes(each)]
     writes = Counter(each.name for each in busy if each.name.endswith("_"))
     parameters = Counter(writes.values()).most_common(1)[0][0] if writes else 0
     if parameters < LEAST_PARAMETERS:
-        return
+        return []
     ms = sum(each.ns for each in busy) / 1e6
     if around.kind == Kind.OPTIMIZER:
         ms = max(ms, around.ns / 1e6)
-    each_takes = len(busy) / parameters
-    if each_takes >= 2:
+    if len(busy) / parameters >= 2:
         saved = tuple(share * ms for share in PASSES)
     else:
         saved = tuple(min(ms / 2, cost * len(busy)) for cost in CALL_MS)
-    low, value, high = saved
+    return [_Update(around, busy, parameters, ms, saved)]
+
+
+def _advice(asked: Asked, whole: float, found: Sequence[_Update]) -> Iterator[Advice]:
+    """Yield the advice on updates in a step: of the program itself, or of its optimizers, which one change makes one
+    call each."""
+    busy = [each for update in found for each in update.busy]
+    low, value, high = (sum(update.saved[at] for update in found) for at in range(3))
     if 100 * value / whole < LEAST_PERCENT or value < calls.LEAST_MS:
         return
+    ms, parameters = sum(update.ms for update in found), sum(update.parameters for update in found)
     down, up = calls.ends(asked, busy) or (0.7, 1.3)
+    around = found[0].around
     by_hand = around.kind != Kind.OPTIMIZER
     beside = by_hand and any(each.kind == Kind.OPTIMIZER for each in around.inside)
-    name = "the program" if by_hand else around.name
+    names = dict.fromkeys(update.around.name for update in found)
+    who = "the program updates" if by_hand else f"{' and '.join(names)} update{'s' * (len(names) == 1)}"
+    times = f" in {len(found)} calls of optimizers" if len(found) > 1 else ""
     do = "torch.optim's fused=True (or foreach=True) updates all of them in one call"
     if beside:
         do = (
@@ -81,22 +107,22 @@ def _advice(asked: Asked, whole: float, around: Call, ops: Sequence[Call]) -> It
         do += "; by hand: torch._foreach_add_(parameters, gradients, alpha=-lr)"
     yield Advice(
         "optimizer",
-        f"{name} updates {parameters} parameters{' or gradients, beside the optimizer,' * beside} one by one: "
+        f"{who} {parameters} parameters{' or gradients, beside the optimizer,' * beside} one by one{times}: "
         f"{len(busy):,} operators, {ms:.3g} ms of a step",
-        _where(around, busy),
+        _where(around if len(names) == 1 else None, busy),
         Interval(low * down, value, high * up).within(ms),
         False,
         100 * value / whole,
-        (f"{each_takes:.1f} operators for a parameter, each of which reads and writes memory once more",),
+        (f"{len(busy) / parameters:.1f} operators for a parameter, each of which reads and writes memory once more",),
         do,
         None,
         "fused_optimizer" if around.kind == Kind.OPTIMIZER else None,
     )
 
 
-def _where(around: Call, busy: Sequence[Call]) -> tuple[Place, ...]:
+def _where(around: Call | None, busy: Sequence[Call]) -> tuple[Place, ...]:
     names = Counter(each.name for each in busy)
-    module = around.name if around.kind == Kind.OPTIMIZER else None
+    module = around.name if around is not None and around.kind == Kind.OPTIMIZER else None
     return tuple(
         Place(module, name, tuple(each.span_id for each in busy if each.name == name)[:MOST_SPANS], count)
         for name, count in names.most_common(3)

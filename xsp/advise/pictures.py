@@ -52,7 +52,7 @@ def section(found: Advised) -> Section:
     )
     columns = ("piece", "what", "where", "gain_ms", "low_ms", "high_ms", "at most", "of_step_percent", "do")
     left = len(found.advice) - len(shown)
-    more = (Text(f"{left} more: xsp advise --limit {len(found.advice)}"),) if left else ()
+    more = (Text(f"{left} more: xsp advise RUN --limit {len(found.advice)}"),) if left else ()
     said = "What changing it would gain in a step, as predicted; a bound is all of the time concerned."
     chart = (Chart("bars", "Predicted gains", "ms", at, series),) if series else ()
     return Section("Advice", (Text(said), *chart, Table(columns, rows), *more, *_unanswered(found)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 
 from xsp.advise import advisor
@@ -22,7 +23,7 @@ def remark(trace: Trace) -> str | None:
     Returns:
         None if the trace shows no flaw; a line that names the command if the run has too many spans to be searched.
     """
-    where = shown(trace.path) if trace.path is not None else trace.name
+    where = shlex.quote(shown(trace.path) if trace.path is not None else trace.name)
     ((spans,),) = trace.con.execute("SELECT count(*) FROM spans").fetchall()
     if spans > MOST_SPANS:
         return f"advice: not looked for among {spans:,} spans; xsp advise {where} does"

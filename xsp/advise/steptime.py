@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xsp.advise.advice import Interval, Step
 from xsp.analyses.answers import Answers
+from xsp.analyses.loop import own_scopes
 
 ALIKE = 0.25
 """Maximum relative difference between the devices' window and the sum of the steps for both to be taken as equal."""
@@ -35,7 +36,7 @@ def _iteration(answers: Answers) -> Step | None:
     """Return the time of an iteration if the loop records it and enough of it is outside the step, else None."""
     trace = answers.trace
     for row in answers["loop"].dicts():
-        if row["kind"] == trace.kind and not row["scope"].startswith("job") and row["iteration_ms"] is not None:
+        if row["kind"] == trace.kind and row["scope"] in own_scopes(trace.rank) and row["iteration_ms"] is not None:
             mean, low, high = (row[name] for name in ("iteration_ms", "low_ms", "high_ms"))
             if low is None or (row["data_ms"] or 0.0) + (row["between_ms"] or 0.0) < AROUND * mean:
                 return None
@@ -44,10 +45,10 @@ def _iteration(answers: Answers) -> Step | None:
 
 
 def latency(answers: Answers) -> Step | None:
-    """Return the time of a step alone; None if it is unknown."""
-    rows = answers["A1"].dicts()
-    if not rows or rows[0]["latency_ms"] is None:
+    """Return the time of a step alone, with the batch size of most steps; None if it is unknown."""
+    row = answers.latency()
+    if row is None or row["latency_ms"] is None:
         return None
-    mean, low, high = (rows[0][name] for name in ("latency_ms", "low_ms", "high_ms"))
+    mean, low, high = (row[name] for name in ("latency_ms", "low_ms", "high_ms"))
     return Step(Interval(low if low is not None else mean, mean, high if high is not None else mean), "step",
-                rows[0]["steps"])  # fmt: skip
+                row["steps"])  # fmt: skip

@@ -77,7 +77,8 @@ def written_out(asked: Asked) -> Iterator[Advice]:
         gain = ms - sum(each.ns for each in longest) / 1e6
         if gain < calls.LEAST_MS or 100 * gain / whole < LEAST_PERCENT:
             continue
-        parts = [each for each in every if each not in longest]
+        saved = set(every) - set(longest)
+        parts = [each for each in every if each in saved]
         names = ", ".join(each.name.removeprefix("aten::") for each in several[0])
         yield Advice(
             "written-out",

@@ -42,6 +42,13 @@ class Answers:
         """Return the rows of `kernel-classes` for all devices together, without its rows for each device."""
         return [row for row in self["kernel-classes"].dicts() if row["rank"] is None]
 
+    def latency(self) -> dict[str, Any] | None:
+        """Return the row of A1 for the batch size of most steps; None without a timed step.
+
+        The last batch of an epoch is often smaller than the others, and A1 lists sizes from the smallest on.
+        """
+        return max(self["A1"].dicts(), key=lambda row: row["steps"], default=None)
+
     def _ask(self, identity: str) -> Answer:
         try:
             relation = ANALYSES[identity](self.trace)

@@ -17,6 +17,7 @@ from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import LAYERS, NS, kernels
+from xsp.table import literal
 
 # --- formulas ----------------------------------------------------------------------------------------------------
 # The formulas of XSP, section III-D, as SQL over any figures: those of a kernel, a sum, or a published table.
@@ -66,7 +67,7 @@ def roofs(ceiling: Ceiling | None) -> str:
     """Return the SQL of `roofs` for a WITH clause: peak and ideal intensity by precision; empty without a ceiling."""
     kinds = sorted({*ceiling.precisions(), *PRECISIONS.values()}) if ceiling is not None else []
     rows = [
-        f"('{kind}', {_or_null(ceiling.peak(kind))} / 1e9, {ceiling.bytes_per_s} / 1e9, "
+        f"({literal(kind)}, {_or_null(ceiling.peak(kind))} / 1e9, {ceiling.bytes_per_s} / 1e9, "
         f"{_or_null(ceiling.ideal_intensity(kind))})"
         for kind in kinds
         if ceiling is not None

@@ -51,8 +51,13 @@ def program_loop(trace: Trace) -> Table:
     """
     found = iterations(trace.con)
     several = len({each.rank for each in found}) > 1
-    rows = [_row(trace, each, f"rank {each.rank}" if several else "program") for each in found]
+    rows = [_row(trace, each, own_scopes(each.rank)[several]) for each in found]
     return values(trace, "the_loop", _COLUMNS, [*_jobs(trace, found), *rows] if several else rows)
+
+
+def own_scopes(rank: int) -> tuple[str, str]:
+    """Return the `scope` of the rows of one rank: if it is alone, and if there are several."""
+    return "program", f"rank {rank}"
 
 
 _LINE = {
@@ -144,7 +149,7 @@ def _jobs(trace: Trace, found: list[Iteration]) -> Iterator[tuple[Any, ...]]:
         total = sum(each for each in samples if each is not None) if None not in samples else None
         whole = slowest._replace(samples=total)
         row = _row(trace, whole, f"job of {ranks} ranks")
-        yield (*row[:2], name, *row[3:])
+        yield (row[0], those[0].kind, name, *row[3:])  # ranks number kinds on their own: the lowest rank's number
 
 
 def kinds_of(trace: Trace, rank: int) -> Mapping[int, StepKind]:

@@ -278,6 +278,7 @@ def _allocations_alone(trace: Trace) -> Table:
         WITH {LAYERS}, places AS (
             SELECT DISTINCT unnest(json_extract(attributes, '$.alloc_devices')::INTEGER[]) AS device
             FROM spans WHERE kind = '{Kind.STEP}' AND json_exists(attributes, '$.alloc_devices')
+                AND rank IN (SELECT rank FROM merged)
         ), used AS (
             SELECT CASE WHEN count(*) = 1 THEN min(device) END AS device,
                    CASE WHEN count(*) > 1 THEN '{OF_DEVICES}' ELSE '{NO_FREES}' END AS basis FROM places

@@ -93,7 +93,8 @@ def _recorded(trace: Trace) -> list[_OfSize]:
 
 def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
     """Return the time of the loop's iteration and both ends of its interval in milliseconds, and samples per second."""
-    found = next((each for each in iterations(trace.con, batch) if each.kind == trace.kind), None)
+    own = (trace.rank, trace.kind)
+    found = next((each for each in iterations(trace.con, batch) if (each.rank, each.kind) == own), None)
     if found is None or found.mean_ns is None or not found.is_known:
         return (None, None, None, None)
     ends = found.ends

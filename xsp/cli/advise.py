@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,9 @@ def run(given: argparse.Namespace) -> int:
         return 0
     if given.source is None:
         raise UsageError("name a run, a trace or a model: xsp advise runs/demo")
+    for option, value in (("--turns", given.turns), ("--program", given.program)):
+        if value is not None and given.tries is None:
+            raise UsageError(f"{option} is of trials: add --try 3")
     with progress.shown(quiet=given.fill is None or given.quiet) as show:
         asked = advisor.asked_about(given.source, {**_settings(given), "progress": show})
         plan = None if given.tries is None else _plan(given, asked)
@@ -123,7 +127,9 @@ def _plan(given: argparse.Namespace, asked: Asked) -> Plan:
     from xsp.comparison import evidence
 
     if asked.trace is None:
-        raise UsageError(f"--try needs a run: xsp profile {given.source}, and then xsp advise runs/NAME --try 3")
+        raise UsageError(
+            f"--try needs a run: xsp profile {shlex.quote(given.source)}, and then xsp advise runs/NAME --try 3"
+        )
     experiment.chosen((), given.tries)
     evidence.repeats(given.turns or experiment.TURNS)
     program = rerun.program(asked.trace.run, given.source, given.program)

@@ -206,9 +206,10 @@ def _here(given: argparse.Namespace) -> list[Trace]:
 def _on_spark(given: argparse.Namespace) -> list[Trace]:
     from xsp import spark
 
-    if not given.names or given.skip_damaged:
+    if not given.names or given.skip_damaged or given.kind is not None:
         raise UsageError(
-            "--engine reads whole runs and answers what is named: xsp analyze RUN stragglers --engine spark"
+            "--engine reads whole runs, without --kind and --skip-damaged, and answers what is named: "
+            "xsp analyze RUN stragglers --engine spark"
         )
     return [spark.load(given.path, given.engine)]
 

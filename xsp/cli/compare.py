@@ -32,6 +32,7 @@ import argparse
 import contextlib
 import io
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -203,7 +204,7 @@ def _kept(taken: Turns) -> str:
     """Return a clause on where the runs of an interrupted comparison are, and how to use them."""
     if not taken.a or not taken.b:
         return ""
-    a, b = (" ".join(output.shown(path) for path in paths) for paths in (taken.a, taken.b))
+    a, b = (shlex.join(output.shown(path) for path in paths) for paths in (taken.a, taken.b))
     return f"; compare what was recorded with: xsp compare {a} --with {b}"
 
 
@@ -216,7 +217,7 @@ def _sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
     if given.after is not None:
         return given.before, given.after
     if len(given.before) != 2:
-        runs = " ".join(given.before)
+        runs = shlex.join(given.before)
         raise UsageError(
             f"which runs are after? xsp compare {runs} --with RUN …"
             if len(given.before) == 1

@@ -70,7 +70,7 @@ def steps(trace: Trace) -> Steps:
         f"""
         WITH {NEARNESS}
         SELECT dur_ns, before_ns + dur_ns, nearness = 0 FROM nearness
-        WHERE nearness <= 1 AND dur_ns IS NOT NULL AND {of_kind} AND rank = (SELECT min(rank) FROM loop)
+        WHERE nearness <= 1 AND dur_ns IS NOT NULL AND {of_kind} AND rank = {trace.rank}
         ORDER BY start_ns
         """
     ).fetchall()

@@ -195,7 +195,7 @@ def _lacking(joined: Sequence[Joined], found: Mapping[str, Figures]) -> list[str
         name
         for each in joined
         for key, row in each.rows.items()
-        if found[key].flops is None
+        if found.get(key, Figures()).flops is None
         for name in metrics.missing(row.values)
     }
     names = sorted(missing)

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,9 @@ def _measured(content: Any) -> Ceiling:
         levels = tuple(sorted((int(size), float(rate)) for size, rate in content.get("levels") or ()))
         source = str(content["source"])
         threads = None if content.get("threads") is None else int(content["threads"])
+        for value in (content["bytes_per_s"], *vector.values(), *tensor.values(), *(rate for _, rate in levels)):
+            if not 0 < float(value) < float("inf"):
+                raise ValueError(f"{value} is no rate")
         return Ceiling(str(content["name"]), vector, tensor, float(content["bytes_per_s"]), source, levels, threads)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise AnalysisError(f"machine.ceilings in run.json is damaged ({error}); measure again") from error
@@ -248,11 +251,36 @@ def _entries(more: str | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if more:
         try:
-            found += tomllib.loads(Path(more).expanduser().read_text(encoding="utf-8"))["device"]
+            own = tomllib.loads(Path(more).expanduser().read_text(encoding="utf-8"))["device"]
+            found += map(_checked, _listed(own))
         except (OSError, ValueError, KeyError) as error:
             raise AnalysisError(f"{VARIABLE}={more}: cannot be read as a list of devices ({error})") from error
     found += tomllib.loads((files("xsp.device") / "devices.toml").read_text(encoding="utf-8"))["device"]
     return found
+
+
+def _listed(devices: Any) -> list[Any]:
+    if not isinstance(devices, list):
+        raise ValueError("each device begins with [[device]], in two brackets")
+    return devices
+
+
+def _checked(entry: Any) -> dict[str, Any]:
+    """Return an entry of a user's file.
+
+    Raises:
+        ValueError: it lacks something, or has a value of another type.
+    """
+    names = entry.get("names") if isinstance(entry, dict) else None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError('a device needs its names, as in names = ["NVIDIA H100"]')
+    peaks = [entry.get(unit, {}) for unit in ("vector", "tensor")]
+    if not all(isinstance(each, dict) for each in peaks) or not isinstance(entry.get("source"), str):
+        raise ValueError(f"{names[0]}: vector and tensor are tables of TFLOP/s by precision, source is a text")
+    for value in (entry.get("memory"), *(peak for each in peaks for peak in each.values())):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise ValueError(f"{names[0]}: memory in GB/s and the peaks in TFLOP/s are numbers above 0")
+    return dict(entry)
 
 
 # --- measuring ----------------------------------------------------------------------------------------
@@ -289,7 +317,8 @@ def measure(processor: str | None) -> Iterator[Ceiling]:
     if torch.cuda.is_available():
         for place in range(torch.cuda.device_count()):
             name = torch.cuda.get_device_name(place)
-            yield _measure(torch, f"cuda:{place}", name, size=8192, copied=1 << 30, finish=torch.cuda.synchronize)
+            finish = partial(torch.cuda.synchronize, place)  # of this device: the current one is another
+            yield _measure(torch, f"cuda:{place}", name, size=8192, copied=1 << 30, finish=finish)
 
 
 def _measure(torch: Any, where: str, name: str, size: int, copied: int, finish: Callable[[], None]) -> Ceiling:

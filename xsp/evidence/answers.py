@@ -45,20 +45,19 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
     run = trace.run
     step = citations.of_step(trace)
     said = []
-    made = tables.top(trace, "A1", 4)
+    tops = [tables.top(trace, name, most) for name, most in (("A1", 4), ("loop", 4), ("device-activity", 16))]
+    made, loop, activity = tops
     for row in tables.dicts(made[0]) if made else []:
         kept = {name: row[name] for name in _OF_A1 if name in row}
         says = f"a step takes {_ms(row['latency_ms'])}{_interval(row)}, of {row['steps']} timed steps"
         said.append(statement(says, kept, step, "A1"))
-    loop = tables.top(trace, "loop", 4)
     for row in tables.dicts(loop[0]) if loop else []:
         if row["iteration_ms"] is not None:
             says = f"an iteration of the loop ({row['scope']}, kind {row['kind']}) takes {_ms(row['iteration_ms'])}"
             said.append(statement(says, {name: row[name] for name in _OF_LOOP if name in row}, step, "loop"))
-    activity = tables.top(trace, "device-activity", 16)
     for row in tables.dicts(activity[0]) if activity else []:
-        who = "all devices" if row["device"] is None else f"device {row['device']}"
-        says = f"{who} of rank {row['rank']}: busy {_percent(row['busy_percent'])} of {_ms(row['window_ms'])}"
+        who = "all devices together" if row["rank"] is None else f"device {row['device']} of rank {row['rank']}"
+        says = f"{who}: busy {_percent(row['busy_percent'])} of {_ms(row['window_ms'])}"
         said.append(statement(says, {name: row[name] for name in _OF_DEVICES}, step, "device-activity"))
     found = grade(health(trace))
     reasons = "; ".join(found.reasons)
@@ -82,7 +81,8 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
         "spans": _count(trace, "spans"),
         "spans_of_merged_step": _count(trace, "merged"),
     }
-    return document("summary", source, run=described, statements=said)
+    notes = [note for each in tops if each is not None for note in each[1]]
+    return document("summary", source, run=described, statements=said, left_out=notes)
 
 
 _OF_A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "median_ms", "p90_ms", "p99_ms", "samples_per_s", "steps")

@@ -132,6 +132,8 @@ class _Shelf:
     beside: Sequence[list[Any]] = ()
     first: int = 0
     gone: int = 0
+    ask: str | None = "first="
+    """The beginning of the request for what was cut, which ends with the index of its first row; None if none does."""
 
     def size(self) -> int:
         return sum(_size(each) for each in (self.rows, *self.beside)) if self.rows else 0
@@ -142,7 +144,9 @@ class _Shelf:
         self.gone += count
 
     def left_out(self) -> Document:
-        return left_out(self.of, self.gone, f"first={self.first + len(self.rows)}")
+        # of spans, pages are of children alone; the span itself and those around it come first
+        shown = sum(not isinstance(each, dict) or each.get("role", "child") == "child" for each in self.rows)
+        return left_out(self.of, self.gone, None if self.ask is None else f"{self.ask}{self.first + shown}")
 
 
 def left_out(of: str, count: int, ask: str | None) -> Document:
@@ -151,13 +155,22 @@ def left_out(of: str, count: int, ask: str | None) -> Document:
 
 
 def _shelves(made: Document) -> list[_Shelf]:
+    of_others = made["kind"] not in _PAGED
     found = [
         _Shelf(f"rows of {each['name']}", each["rows"], [each[beside] for beside in _BESIDE if beside in each],
-               each["first"])
+               each["first"], ask=f"tables with analysis={each['name']}, first=" if of_others else "first=")
         for each in made.get("tables", ())
     ]  # fmt: skip
-    lists = ("statements", "advice", "spans", "runs", "analyses")
-    return found + [_Shelf(name, made[name], first=made.get("first", 0)) for name in lists if made.get(name)]
+    without = ("runs",) if made["kind"] == "health" else ("runs", "statements")
+    return found + [
+        _Shelf(name, made[name], first=made.get("first", 0), ask=None if name in without else "first=")
+        for name in ("statements", "advice", "spans", "runs", "analyses")
+        if made.get(name)
+    ]
+
+
+_PAGED = ("table", "compare")
+"""Kinds of documents whose question takes the index of a table's first row."""
 
 
 _BESIDE = ("row_spans", "row_spans_in_all", "row_spans_b", "row_spans_b_in_all")

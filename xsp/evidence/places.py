@@ -6,6 +6,7 @@ Paths are resolved through all links, so that neither `..` nor a link leads outs
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +46,8 @@ class Places:
         for each in named:
             if "://" in each:
                 raise UsageError(
-                    f"{each}: give a path; `xsp import {each} -o runs/one` makes a run of what lies elsewhere"
+                    f"{each}: give a path; `xsp import {shlex.quote(each)} -o runs/one` makes a run of what lies "
+                    "elsewhere"
                 )
             place = Path(each).expanduser()
             if not place.exists():
@@ -178,7 +180,7 @@ def stamp(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     """Return a fingerprint that shows changes of a run or trace: inode, size and modification time of its files."""
     files = [path]
     if path.is_dir():
-        files = sorted([*path.glob("*"), *path.glob("*/*")])[:MOST_FILES]
+        files = sorted([*path.glob("*"), *path.glob("*/*"), *path.glob("*/*/*")])[:MOST_FILES]  # a rank's steps
     found = []
     for each in files:
         try:

@@ -67,11 +67,11 @@ def page(
     """
     each = find(name)
     relation = each(trace)
-    for condition in where:
-        relation = relation.filter(_condition(relation, each.id, condition))
-    if sort is not None:
-        relation = relation.order(_order(relation, each.id, sort))
     try:
+        for condition in where:
+            relation = relation.filter(_condition(relation, each.id, condition))
+        if sort is not None:
+            relation = relation.order(_order(relation, each.id, sort))
         made, notes = table(trace, each, relation, first, limit)
     except (duckdb.ConversionException, duckdb.BinderException, duckdb.InvalidInputException) as error:
         reason = next(iter(str(error).splitlines()), "")

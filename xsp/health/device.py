@@ -209,7 +209,8 @@ def _stacks(trace: Trace) -> Iterator[Finding]:
             WHERE level = {int(Level.KERNEL)} AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}')
         ),
         windows AS (
-            SELECT max(end_ns) - min(start_ns) AS ns, sum(greatest(0, least(start_ns, launch_ns) - until_ns)) AS idle_ns
+            SELECT max(end_ns) - min(start_ns) AS ns,
+                   sum(greatest(0, least(start_ns, launch_ns) - until_ns)) FILTER (launch_ns IS NOT NULL) AS idle_ns
             FROM work GROUP BY rank, device
         )
         SELECT coalesce(sum(idle_ns) / nullif(sum(ns), 0), 0)::DOUBLE FROM windows

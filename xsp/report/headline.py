@@ -31,7 +31,8 @@ def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[
         said: the verdict on the trace, if it has device work.
         attributed: grade, spans and milliseconds of device work, see `xsp.report.words`.
     """
-    run, models, ledger = answers.trace.run, answers["A1"].dicts(), answers["ledger"].dicts()
+    run, usual, ledger = answers.trace.run, answers.latency(), answers["ledger"].dicts()
+    models = sorted(answers["A1"].dicts(), key=lambda row: row != usual)
     return [
         *_loop([row for row in answers["loop"].dicts() if row["kind"] == answers.trace.kind], models),
         *_latency(models),

@@ -196,7 +196,7 @@ _MOST = (
 def _named(answers: Answers) -> str:
     """Return the trace's name, its devices, and the latency of a step."""
     parts = [answers.trace.name, *filter(None, [devices(answers.trace)])]
-    for row in answers["A1"].dicts()[:1]:
+    if (row := answers.latency()) is not None:
         parts.append(f"{row['steps']} step{'s' * (row['steps'] > 1)} of {number(row['latency_ms'])} ms")
     return ", ".join(parts)
 

@@ -135,13 +135,18 @@ def _limit(con: duckdb.DuckDBPyConnection, most: int | None) -> None:
         launches AS (
             SELECT rank, process, correlation_id, min(number) AS number FROM numbered
             WHERE device IS NULL AND correlation_id IS NOT NULL AND level = {int(Level.RUNTIME)} GROUP BY ALL
+        ),
+        processes AS (  -- Kineto does not record the process of device work
+            SELECT rank, any_value(process) AS process FROM launches GROUP BY rank HAVING min(process) = max(process)
         )
         SELECT own.number, up.number AS parent, layers.number AS layer, launches.number AS launch
         FROM numbered own
         LEFT JOIN ids up ON up.trace_id = own.trace_id AND up.span_id = own.parent_id
         LEFT JOIN ids layers ON layers.trace_id = own.trace_id AND layers.span_id = own.layer_id
+        LEFT JOIN processes ON processes.rank = own.rank
         LEFT JOIN launches ON own.device IS NOT NULL AND launches.correlation_id = own.correlation_id
-            AND launches.rank = own.rank AND launches.process IS NOT DISTINCT FROM own.process
+            AND launches.rank = own.rank
+            AND launches.process IS NOT DISTINCT FROM coalesce(own.process, processes.process)
         """
     )
 

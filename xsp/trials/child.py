@@ -117,7 +117,7 @@ class Watch:
                 is_new = self._sees(module, args, kwargs)
                 result = original(module, *args, **kwargs)
                 if module in self._seen:
-                    self.outputs.keep(module, result)
+                    self._keep(module, result)
                 for trial in self.trials if is_new else ():
                     self._try(trial, trial.after, module, args, kwargs)
                 return result
@@ -139,6 +139,11 @@ class Watch:
         for trial in self.trials:
             self._try(trial, trial.before, module, args, kwargs)
         return True
+
+    def _keep(self, module: Any, result: Any) -> None:
+        """Keep a result; one whose values cannot be read (under vmap, on a meta device, nested) is left out."""
+        with contextlib.suppress(Exception):
+            self.outputs.keep(module, result)
 
     def _try(self, trial: Trial, function: Any, *args: Any) -> None:
         try:

@@ -43,8 +43,11 @@ class FoldBatchNorm(Trial):
                 self._hooks.append(inner.register_forward_hook(self._gave))
 
     def _gave(self, inner: Any, args: Any, result: Any) -> None:
+        import torch
+
         self._calls[inner] = self._calls.get(inner, 0) + 1
-        self._returned[id(result)] = inner, weakref.ref(result)
+        if isinstance(result, torch.Tensor):  # a layer of a class of the program's own may return more
+            self._returned[id(result)] = inner, weakref.ref(result)
 
     def _took(self, norm: Any, args: Any) -> None:
         self._calls[norm] = self._calls.get(norm, 0) + 1
@@ -69,10 +72,16 @@ class FoldBatchNorm(Trial):
             if not self.reasons:
                 self.not_for(f"{type(module).__name__}: no batch norm that directly follows a layer of evaluation")
             return
-        with torch.no_grad():
-            wanted = module(*args, **kwargs)
-            back = _fold(torch, module, pairs)
-            error = _apart(torch, wanted, module(*args, **kwargs))
+        back: list[Any] = []
+        try:
+            with torch.no_grad():
+                wanted = module(*args, **kwargs)
+                _fold(torch, module, pairs, back)
+                error = _apart(torch, wanted, module(*args, **kwargs))
+        except Exception:
+            for undo in reversed(back):
+                undo()
+            raise
         if back and error is not None and error <= CLOSE:
             self.did(f"{type(module).__name__}: {len(back)} batch norms folded")
             return
@@ -82,12 +91,11 @@ class FoldBatchNorm(Trial):
         self.not_for(f"{type(module).__name__}: {said if back else 'none of its batch norms can be folded'}")
 
 
-def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any]) -> list[Any]:
-    """Fold pairs, and return a function for each that undoes it."""
+def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any], back: list[Any]) -> None:
+    """Fold pairs, and append a function for each to `back` that undoes it."""
     from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
     places = {inner: (parent, name) for parent in module.modules() for name, inner in parent.named_children()}
-    back: list[Any] = []
     for norm, layer in pairs.items():
         stand_in = _without_norm(torch, norm)
         if stand_in is None or norm not in places:
@@ -98,8 +106,6 @@ def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any]) -> list[Any]:
             fused = fuse_conv_bn_eval(layer, norm, transpose=getattr(layer, "transposed", False))
         parent, name = places[norm]
         weight, bias = layer.weight, layer.bias
-        layer.weight, layer.bias = fused.weight, fused.bias
-        setattr(parent, name, stand_in)
 
         def undo(
             layer: Any = layer, weight: Any = weight, bias: Any = bias, parent: Any = parent, name: str = name,
@@ -109,7 +115,8 @@ def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any]) -> list[Any]:
             setattr(parent, name, norm)
 
         back.append(undo)
-    return back
+        layer.weight, layer.bias = fused.weight, fused.bias
+        setattr(parent, name, stand_in)
 
 
 def _without_norm(torch: Any, norm: Any) -> Any:
