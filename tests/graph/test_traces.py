@@ -49,6 +49,13 @@ def test_what_a_trace_does_not_tell_is_null(tmp_path: Path) -> None:
     assert xsp.graph.load(tmp_path / "g.json") == graph
 
 
+def test_shapes_of_another_profiler_that_are_no_shapes_are_unknown() -> None:
+    for shapes, known in (("text", []), ("7", []), ("[[4,-1]]", [None])):
+        rows = [row._replace(input_shapes=shapes) if row.name == "aten::relu" else row for row in testing.spans(STEP)]
+        graph = xsp.graph.of(testing.trace_of(rows))
+        assert [each.shape for each in graph.nodes[1].call.inputs] == known
+
+
 def test_a_trace_without_operators_is_refused() -> None:
     with pytest.raises(XspError, match="no operators"):
         xsp.graph.of(testing.trace_of(testing.spans("step train 0-100\n  kernel k 10-20")))
@@ -125,7 +132,12 @@ def test_an_execution_trace_tells_layouts_types_and_numbers_as_the_captured_step
 
 @pytest.mark.parametrize(
     "change",
-    [lambda text: text[:300], lambda text: text.replace('"nodes": [', '"nodes": [7, {"id": "x"}, '), lambda text: "{}"],
+    [
+        lambda text: text[:300],
+        lambda text: text.replace('"nodes": [', '"nodes": [7, {"id": "x"}, '),
+        lambda text: text.replace('"attrs": [', '"attrs": 7, "others": ['),
+        lambda text: "{}",
+    ],
 )
 def test_a_damaged_execution_trace_is_one_error_or_a_graph(tmp_path: Path, change) -> None:
     tensors = [
