@@ -130,6 +130,20 @@ def test_an_execution_trace_tells_layouts_types_and_numbers_as_the_captured_step
     assert len(set(attention)) == 1
 
 
+def test_what_autograd_calls_to_sum_gradients_is_a_node_of_an_execution_trace(tmp_path: Path) -> None:
+    wraps = "torch::autograd::AccumulateGrad"
+    held = [{"values": [[each, each, 0, 4, 4, "cpu"] for each in those], "shapes": [[4]] * len(those),
+             "types": ["Tensor(float)"] * len(those)} for those in ((6, 8), (6,))]  # fmt: skip
+    nodes = [
+        {"id": 4, "name": f"autograd::engine::evaluate_function: {wraps}", "ctrl_deps": 1},
+        {"id": 5, "name": wraps, "ctrl_deps": 4},
+        {"id": 6, "name": "aten::add_", "ctrl_deps": 5, "inputs": held[0], "outputs": held[1]},
+    ]
+    (tmp_path / "et.json").write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}))
+    graph = xsp.graph.of(tmp_path / "et.json")
+    assert [(each.call.op, each.phase) for each in graph.nodes] == [("aten::add_", Phase.BACKWARD)]
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -232,7 +232,7 @@ def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
         return f"xsp bound {said} --fill 60s"
     if can_time and timed.sequential is None and not partial:
         return f"xsp bound {said} --partial"
-    if bound.rungs[Rung.MEASURED.value].sequential is None:
+    if Rung.IN_PLACE.value not in bound.figures:
         known = re.match(r"(torchvision|timm|transformers|micro):", source)
         model = shlex.join([source, *_recorded_with(typed)])
         return f"xsp profile {model}" if known else f"xsp bound {said} --run RUN"

@@ -106,7 +106,7 @@ class _Reader:
             phase = Phase.BACKWARD
         elif name.startswith("Optimizer.step"):
             phase = Phase.OPTIMIZER
-        is_operator = "::" in name and not name.startswith(("autograd::", "profiler::", "["))
+        is_operator = "::" in name and not name.startswith(("autograd::", "torch::autograd::", "profiler::", "["))
         if isinstance(identity, int):
             self._covered[identity] = (covered or is_operator, module, phase)
         if is_operator and not covered:
