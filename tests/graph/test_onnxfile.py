@@ -363,3 +363,14 @@ def test_two_numbers_for_one_dimension_and_numbers_beyond_a_file_are_refused(tmp
         xsp.graph.of(path, sizes={"tokens": 10**20})
     with pytest.raises(GraphError, match="the batch cannot be 1000"):
         xsp.graph.of(path, batch=10**20)
+
+
+def test_of_a_tensor_that_is_sliced_only_the_slice_is_read(tmp_path: Path) -> None:
+    ends = [onnx.numpy_helper.from_array(numpy.array([each], numpy.int64), name) for each, name in ((0, "a"), (1, "b"))]
+    axis = onnx.numpy_helper.from_array(numpy.array([1], numpy.int64), "axis")
+    given = [helper.make_tensor_value_info("x", FLOAT, [1, 100, 8])]
+    made = [helper.make_tensor_value_info("y", FLOAT, None)]
+    node = helper.make_node("Slice", ["x", "a", "b", "axis"], ["y"])
+    graph = helper.make_graph([node], "g", given, made, [*ends, axis])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    assert xsp.graph.of(tmp_path / "m.onnx").measures()["bytes"] == 2 * 8 * 4 + 3 * 8

@@ -20,7 +20,7 @@ from xsp.graph.node import OBJECT, Call, Node, NodeKind, Tensor
 LOOK_UPS = frozenset(
     [
         *(f"aten::{name}" for name in "embedding index index_select gather take select_index masked_select".split()),
-        *(f"onnx::{name}" for name in ("Gather", "GatherElements", "GatherND")),
+        *(f"onnx::{name}" for name in ("Gather", "GatherElements", "GatherND", "Slice")),
     ]
 )
 """Operators that read as many bytes of their first tensor as they write."""
