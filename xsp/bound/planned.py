@@ -51,7 +51,8 @@ def of(what: Any, args: Any, trace: Any, of_model: Mapping[str, Any]) -> tuple[G
         what = _trace(what)
         graphs.check(what, of_model)
         return _planned(what), what
-    return graphs.of(what, *args, **of_model), _trace(trace)
+    given = _trace(trace)  # first, since a graph may take long
+    return graphs.of(what, *args, **of_model), given
 
 
 def is_trace(what: Any) -> bool:
