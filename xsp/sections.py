@@ -204,7 +204,7 @@ def kept(place: Path, name: str, section: Section) -> Path | None:
     """Write a section into a run directory, and return its file; None if it is no run directory or not writable."""
     try:
         return write(place, name, section) if rundir.is_one(place) else None
-    except OutputError:
+    except (OutputError, OSError):  # the name of a model may be too long for a path
         return None
 
 

@@ -17,7 +17,7 @@ from xsp.bench.environment import Environment
 from xsp.bench.plan import overheads, specs
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
-from xsp.bound import ladder, section, text
+from xsp.bound import ladder, planned, section, seen, text
 from xsp.bound.ladder import Rung
 from xsp.bound.totals import Figure, Total, coverage, half, total
 from xsp.cli import main
@@ -337,6 +337,61 @@ def test_calls_are_paired_by_place_and_by_order_and_the_rest_is_counted(known: T
 def test_a_run_with_another_batch_is_refused(known: Timings) -> None:
     with pytest.raises(GraphError, match="other shapes: 3 of 3 calls"):
         xsp.bound.of(chain(), trace=run_of([(op, module, [20, 100]) for op, module, _ in SEEN]), timings=known)
+
+
+def test_a_run_whose_model_has_other_calls_here_is_bound_by_its_own_calls(
+    known: Timings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of([(op, module, [20, 100]) for op, module, _ in SEEN])
+    monkeypatch.setattr(planned, "_planned", lambda trace: chain())
+    found = xsp.bound.of(run, timings=known)
+    assert found.graph.source is Source.SPANS
+    assert "that of its model does not fit" in found.problems[0]
+    assert found.join is None
+    with pytest.raises(GraphError, match="other shapes"):
+        xsp.bound.of(chain(), trace=run, timings=known)
+
+
+def test_a_saved_graph_of_one_run_is_paired_with_the_calls_of_another(known: Timings) -> None:
+    graph = xsp.graph.of(run_of(SEEN))
+    longer = run_of([*SEEN, ("relu", "last", [10, 100])])
+    found = xsp.bound.of(graph, trace=longer, timings=known)
+    assert found.join is not None
+    assert found.join.rules == {"place": 3, "name": 0, "type": 0}
+    assert [found.join.seen[each].module for each in found.join.seen_not_planned] == ["last"]
+    assert xsp.bound.of(graph, trace=run_of(SEEN), timings=known).join is None
+
+
+def test_a_run_is_not_compared_with_another_run(known: Timings) -> None:
+    run = run_of(SEEN)
+    with pytest.raises(UsageError, match="is a run itself"):
+        xsp.bound.of(run, trace=run_of(SEEN), timings=known)
+    assert xsp.bound.of(run, trace=run, timings=known).rungs["in_place"].sequential
+
+
+def test_options_of_a_run_may_be_abbreviated() -> None:
+    command = ["xsp", "profile", "micro:path-3", "--seq", "64", "--tr", "--in=3x4x5"]
+    trace = testing.trace_of(testing.spans("step s 0-10"), {"command": command, "batch_size": 2})
+    settings = {"train": True, "batch": 2, "sequence": 64, "shape": (3, 4, 5)}
+    assert planned._model_of(trace) == ("micro:path-3", settings)
+
+
+def test_the_measured_step_has_the_batch_of_the_merged_one() -> None:
+    rows = [
+        row
+        for step, (end, batch) in enumerate([(9_000, 3), *[(20_000, 4)] * 5])
+        for row in testing.spans(f"step s 0-{end} batch_size={batch}", step=step)
+    ]
+    found = seen.measured(testing.trace_of(rows))
+    assert found is not None
+    assert found.ns == pytest.approx(20e6)
+
+
+def test_timings_of_this_processor_are_not_taken_for_another_device(known: Timings) -> None:
+    with pytest.raises(UsageError, match="omit --fill and --construct"):
+        xsp.bound.of(chain(), timings=known, device="H100", fill=1)
+    found = xsp.bound.of(run_of(SEEN), timings=known, granularity=2)
+    assert any("--fill, --construct and --like have no effect" in each for each in found.problems)
 
 
 def with_shapes(shared: Path) -> list[tuple[Path, bool]]:

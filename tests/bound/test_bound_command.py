@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from xsp import atomic, cli, scrub
 from xsp.bench import environment
 from xsp.bench.spec import Status, untimed
 from xsp.bench.timings import Timings
+from xsp.bound import text
+from xsp.cli import bound
 from xsp.device import ceilings, machine
 from xsp.device.ceilings import Ceiling
 
@@ -33,6 +36,26 @@ def test_the_next_command_is_of_the_same_step(timings: Path, capsys: pytest.Capt
     options = ["--train", "--batch", "4", "--threads", "1", "--timings", str(timings)]
     words = _said(capsys, "micro:path-3", *options).removeprefix("next: xsp bound micro:path-3 ")
     assert set(words.split()) == {*options, "--fill", "60s"}
+
+
+def test_the_next_command_repeats_the_device_and_the_sizes_and_takes_no_run_that_is_not_there(
+    timings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = _said(capsys, "micro:path-3", "--batch", "4", "--device", "H100")
+    assert said == "next: xsp bound micro:path-3 --batch 4 --device H100 --html bound.html"
+    given = argparse.Namespace(**dict.fromkeys(bound._REPEATED), train=False)
+    given.sequence, given.size, given.decode = 64, {"n": 3, "tokens": 5}, (64, 1024)
+    assert bound._typed(given) == "--sequence 64 --decode 64:1024 --size n=3,tokens=5"
+
+
+def test_the_run_to_compare_with_is_recorded_with_the_options_of_the_step() -> None:
+    typed = ["--train", "--batch", "4", "--threads", "1", "--timings", "a b", "--decode", "8"]
+    assert text._recorded_with(typed) == ["--train", "--batch", "4", "--decode", "8"]
+
+
+def test_tables_of_phases_have_no_page_and_nothing_is_timed_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bound", "no such source", "--phases", "--html", "x.html", "--fill", "60s"]) == 2
+    assert "omit --html" in capsys.readouterr().err
 
 
 def test_what_cannot_be_timed_is_not_to_be_timed_again(timings: Path, capsys: pytest.CaptureFixture[str]) -> None:

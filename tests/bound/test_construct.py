@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xsp import bench, sections
+from xsp import bench, sections, testing
 from xsp.bench.spec import CacheState, Status, Timing, untimed
-from xsp.bound import construct, curves, curvetext
+from xsp.bound import construct, curves, curvetext, seen
 from xsp.cli import main
 from xsp.errors import GraphError
 from xsp.graph import keys
@@ -273,6 +273,14 @@ def test_a_run_of_a_device_is_not_held_against_timings_of_this_processor(shared:
     trace = shared / "traces" / "kineto_nvidia" / "tracelens_h100_qwen1.5-0.5b.json.gz"
     with pytest.raises(GraphError, match="no timings here"):
         curves.of(str(trace), timings=tmp_path / "timings")
+
+
+def test_a_run_of_another_model_makes_no_error_of_a_curve(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(seen, "is_elsewhere", lambda trace: False)
+    step = "step train 0-100\n  forward Net 1-90\n    op aten::conv2d 2-80 input_shapes=[[1,3,8,8]] dtype=float"
+    trace = testing.trace_of(testing.spans(step))
+    with pytest.raises(GraphError, match="is no run of m:chain"):
+        curves.of(chain([1, 2, 3]), trace=trace, timings=tmp_path / "timings")
 
 
 def test_of_a_run_the_curve_is_a_section_of_its_report(small_run: Path, tmp_path: Path) -> None:

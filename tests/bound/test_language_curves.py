@@ -278,6 +278,12 @@ def test_the_command_shows_curves_within_80_columns_and_as_json(known, capsys, t
     told = json.loads(capsys.readouterr().out)
     assert [each["tokens"] for each in told["decode"]["points"]] == [16, 25, 40, 64]
     assert main(["bound", GPT2, "--decode", "16:64", "--train"]) == 2
+    for more in (["--sequence", "64"], ["--size", "n=3"]):
+        capsys.readouterr()
+        assert main(["bound", GPT2, "--decode", "16:64", *more]) == 2
+        assert f"{more[0]}: not with the curves" in capsys.readouterr().err
+    assert main([*command, "--batch", "2", "--threads", "1"]) == 0
+    assert f"--batch 2 --decode 16:64 --threads 1 --timings {tmp_path / 'timings'} --fill" in capsys.readouterr().out
     assert main(["bound", GPT2, "--decode", "16", "--measure", "1s"]) == 2
 
 

@@ -148,6 +148,15 @@ def test_too_few_models_and_constant_latencies_have_a_reason(count: int, latency
     json.dumps(correlate.as_json([group]), allow_nan=False)
 
 
+def test_latencies_that_are_equal_where_all_measures_are_known_make_no_regression() -> None:
+    measures = rows(30)
+    measures[0]["flops"] = measures[1]["flops"] = None
+    made = [Latency(row["spec"], 2.0 if row["flops"] is None else 7.0) for row in measures]
+    (group,) = correlate.groups(measures, made)
+    assert group.reason == "no regression: all latencies are equal"
+    json.dumps(correlate.as_json([group]), allow_nan=False)
+
+
 def test_four_models_of_which_two_are_equal_make_no_interval_up() -> None:
     measures = rows(4)
     for row, path in zip(measures, (5, 5, 5, 6), strict=True):

@@ -16,6 +16,7 @@ import xsp  # noqa: E402
 from xsp.bench.environment import Environment  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
 from xsp.bound import phases, phasestext  # noqa: E402
+from xsp.bound.ladder import Rung  # noqa: E402
 from xsp.cli import main  # noqa: E402
 from xsp.device import ceilings  # noqa: E402
 from xsp.device.ceilings import Ceiling  # noqa: E402
@@ -145,6 +146,20 @@ def test_weight_gradients_lie_off_the_longest_path_of_backward(known) -> None:
 def test_a_step_without_a_backward_pass_is_refused(known) -> None:
     with pytest.raises(GraphError, match="give --train"):
         training(known, nn.Linear(4, 4), torch.zeros(2, 4))
+
+
+def test_an_update_of_no_layer_that_is_unknown_is_not_zero() -> None:
+    def told(*updates: float | None) -> object:
+        layers = [phases.TrainedLayer(phases.NO_LAYER, 0.0, 0.0, each, 0, 0) for each in updates]
+        return phasestext.as_json(phases.Training("n", Rung.AS_RUN, (), {}, tuple(layers), 1))["of_no_layer_update_ms"]
+
+    assert (told(None), told(2e6), told()) == (None, 2.0, 0.0)
+
+
+def test_nobody_is_told_to_time_what_cannot_be_timed_here() -> None:
+    found = phases.Training("n", Rung.IN_PLACE, (), {}, (), 3, can_time=False)
+    assert "3 calls have no figure" in phasestext.page(found, "runs/gpu")
+    assert "--fill" not in phasestext.page(found, "runs/gpu")
 
 
 def test_the_command_prints_tables_within_80_columns_and_json(known, capsys, tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import itertools
 import json
 from pathlib import Path
@@ -13,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from madegraphs import IMAGE, add, graph_of
 
+from xsp import sections
 from xsp.cli import main
-from xsp.errors import GraphError
-from xsp.graph import files, keys, paths, section
+from xsp.errors import GraphError, XspError
+from xsp.graph import files, keys, paths, section, sources, work
 from xsp.graph.blocks import block
 from xsp.graph.measures import as_json, critical, measures
-from xsp.graph.node import Edge, Graph, KnownBy, Source, Tensor, Why
+from xsp.graph.node import Call, Edge, Graph, KnownBy, Node, NodeKind, Source, Tensor, Why
 from xsp.graph.values import Flow
 from xsp.report import html
 from xsp.sections import Tree
@@ -159,6 +161,43 @@ def test_the_key_of_a_block_does_not_depend_on_where_it_stands() -> None:
     assert block(graph, 0, 2).key != block(graph, 1, 3).key
 
 
+def test_an_input_that_the_step_changes_in_place_counts_once() -> None:
+    once = measures(graph_of(("aten::relu", ["x"], "y")))["input_elements"]
+    assert once == 128
+    assert measures(graph_of(("aten::mul_", ["x!"], None), ("aten::relu", ["x"], "y")))["input_elements"] == once
+    assert measures(graph_of(("aten::relu", ["x"], "y"), ("aten::mul_", ["x!"], None)))["input_elements"] == once
+
+
+def test_what_multiplies_matrices_in_one_call_is_counted_or_unknown_and_not_zero() -> None:
+    def flops(op: str, output: tuple[int, ...], **given: object) -> int | None:
+        call = Call(op, tuple(given.items()), (Tensor("float32", output),))
+        return work.flops_of(Node(call, keys.key(call), NodeKind.COMPUTE))
+
+    def made(*shape: int) -> Tensor:
+        return Tensor("float32", shape)
+
+    assert flops("aten::inner", (4, 5), self=made(4, 7), other=made(5, 7)) == 2 * 4 * 5 * 7
+    assert flops("aten::chain_matmul", (2, 5), matrices=(made(2, 3), made(3, 4), made(4, 5))) is None
+    assert flops("aten::cov", (4, 4), self=made(4, 7)) is None
+    assert flops("ai.onnx.ml::LinearClassifier", (4, 3), input0=made(4, 7)) is None
+    assert flops("ai.onnx.ml::Normalizer", (4, 3), input0=made(4, 3)) == 0
+    weights = {"qkv_weight": made(24, 8), "proj_weight": made(8, 8), "ffn_weight_1": made(32, 8)}
+    found = flops("aten::_transformer_encoder_layer_fwd", (2, 5, 8), src=made(2, 5, 8), **weights,
+                  ffn_weight_2=made(8, 32))  # fmt: skip
+    assert found == 2 * 10 * (3 * 64 + 64 + 2 * 256) + 2 * (2 * 2 * 5 * 5 * 8)
+
+
+def test_of_a_table_whose_rows_are_summed_only_those_rows_are_read() -> None:
+    def moved(rows: int) -> int | None:
+        given = {"weight": Tensor("float32", (rows, 16)), "indices": Tensor("int64", (40,))}
+        call = Call("aten::embedding_bag", tuple(given.items()), (Tensor("float32", (8, 16)),))
+        return work.bytes_of(Node(call, keys.key(call), NodeKind.COMPUTE))
+
+    others = 40 * 8 + 8 * 16 * 4
+    assert moved(1_000_000) == 40 * 16 * 4 + others
+    assert moved(10) == 10 * 16 * 4 + others
+
+
 # --- files --------------------------------------------------------------------------------------------
 
 
@@ -188,6 +227,65 @@ def test_a_file_that_was_damaged_or_edited_is_refused_in_one_line(tmp_path: Path
     with pytest.raises(GraphError, match=says) as caught:
         files.load(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "value"),
+    [
+        (("parameters",), "many"),
+        (("parameters",), -1),
+        (("values", 0, 3), "large"),
+        (("edges", 0, 0), 0.0),
+        (("calls", 0, "outputs", 0), {"tensor": ["float32", ["a"]]}),
+        (("calls", 0, "outputs", 0), {"tensor": ["float32", [-4]]}),
+        (("calls", 0, "outputs", 0), {"tensor": [["float32"], [4]]}),
+        (("calls", 0, "outputs", 0), {"tensor": ["float32", [4, 4], [1]]}),
+        (("kept",), [99]),
+        (("outputs",), [[99, 0]]),
+        (("origins",), [[[-1, 0]], [[0, 0], [0, 0]]]),
+        (("problems",), [["where"]]),
+    ],
+)
+def test_a_figure_or_number_that_an_editor_spoiled_is_damage(tmp_path: Path, names: tuple, value: object) -> None:
+    content = files.to_plain(graph_of(("aten::relu", ["x"], "a"), ("aten::relu", ["a"], "b")))
+    place = content
+    for name in names[:-1]:
+        place = place[name]
+    place[names[-1]] = value
+    (tmp_path / "graph.json").write_text(json.dumps(content))
+    with pytest.raises(GraphError, match="the graph is damaged"):
+        files.load(tmp_path / "graph.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: json.dumps(json.loads(text), indent=2).encode(),
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: gzip.compress(text.encode()),
+    ],
+)
+def test_a_saved_graph_stays_a_source_after_it_was_laid_out_marked_or_compressed(tmp_path: Path, change) -> None:
+    graph = graph_of(("aten::relu", ["x"], "a"), ("aten::relu", ["a"], "b"))
+    path = tmp_path / "graph.json"
+    files.save(graph, path)
+    path.write_bytes(change(path.read_text()))
+    assert sources.of(path) == graph
+
+
+def test_the_name_of_a_model_may_be_longer_than_that_of_a_file() -> None:
+    name = "transformers:gpt2?" + "&".join(f"n_layer={number}" for number in range(60))
+    assert sources.taken(name) == sources.taken("transformers:gpt2")
+    assert not sources.is_trace(name)
+    assert sections.kept(Path(name), "graph", sections.Section("Graph", ())) is None
+    with pytest.raises(GraphError, match="no such file"):
+        sources.of("x" * 300)
+
+
+def test_a_gzip_that_is_damaged_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "graph.json.gz").write_bytes(b"\x1f\x8b\x08\0\0\0\0\0\0\x03" + b"no stream of zlib" * 9)
+    with pytest.raises(XspError, match="gzip"):
+        sources.of(tmp_path / "graph.json.gz")
 
 
 def test_what_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

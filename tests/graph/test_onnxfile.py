@@ -309,3 +309,68 @@ def test_an_opset_that_the_library_does_not_know_is_named(tmp_path: Path) -> Non
     model.opset_import[0].version = 99
     onnx.save(model, path)
     assert [each.where for each in xsp.graph.of(path).problems] == ["opset 99"]
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("Conv", [], ["y"], "it"),
+        helper.make_node("Conv", ["x"], ["y"], "it"),
+        helper.make_node("MaxPool", ["x"], [], "it", kernel_shape=[2, 2]),
+    ],
+)
+def test_a_node_that_lacks_what_it_needs_is_a_hole_with_a_problem(tmp_path: Path, node: onnx.NodeProto) -> None:
+    first = helper.make_node("Relu", ["x"], ["c"])
+    graph = xsp.graph.of(saved(tmp_path / "m.onnx", [first, node]))
+    assert graph.nodes[1].kind is NodeKind.OPAQUE
+    assert any("lacks an input or its output" in each.reason for each in graph.problems)
+
+
+def test_a_view_of_nothing_is_no_view(tmp_path: Path) -> None:
+    node = helper.make_node("Reshape", ["", "w0"], ["y"], "it")
+    (only,) = xsp.graph.of(saved(tmp_path / "m.onnx", [node])).nodes
+    assert only.kind is NodeKind.COMPUTE
+
+
+def test_attributes_of_a_file_that_does_not_state_their_types_are_told_apart(tmp_path: Path) -> None:
+    nodes = [helper.make_node("LeakyRelu", ["x"], [name], alpha=alpha) for name, alpha in (("c", 0.5), ("y", 0.25))]
+    for node in nodes:
+        node.attribute[0].ClearField("type")
+    one, other = xsp.graph.of(saved(tmp_path / "m.onnx", nodes)).nodes
+    assert [dict(each.call.arguments)["alpha"] for each in (one, other)] == [0.5, 0.25]
+    assert one.key != other.key
+
+
+def test_a_batch_that_the_file_fixes_is_asked_for_if_no_other_was_given(tmp_path: Path) -> None:
+    shape = onnx.numpy_helper.from_array(numpy.array([4, 192], numpy.int64), "s")
+    given = [helper.make_tensor_value_info("x", FLOAT, ["n", 3, 8, 8])]
+    made = [helper.make_tensor_value_info("y", FLOAT, None)]
+    model = helper.make_graph([helper.make_node("Reshape", ["x", "s"], ["y"], "flat")], "g", given, made, [shape])
+    onnx.save(helper.make_model(model, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match="give that one: --batch N"):
+        xsp.graph.of(tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match="give that one: --size"):
+        xsp.graph.of(tmp_path / "m.onnx", sizes={"n": 3})
+    assert xsp.graph.of(tmp_path / "m.onnx", batch=4).nodes[0].kind is NodeKind.VIEW
+
+
+def test_two_numbers_for_one_dimension_and_numbers_beyond_a_file_are_refused(tmp_path: Path) -> None:
+    path = named(tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match="--batch 2 and --size n=3 are of one dimension"):
+        xsp.graph.of(path, batch=2, sizes={"n": 3})
+    assert xsp.graph.of(path, batch=3, sizes={"n": 3, "tokens": 5}).settings["batch"] == 3
+    with pytest.raises(GraphError, match="dimension tokens cannot be 1000"):
+        xsp.graph.of(path, sizes={"tokens": 10**20})
+    with pytest.raises(GraphError, match="the batch cannot be 1000"):
+        xsp.graph.of(path, batch=10**20)
+
+
+def test_of_a_tensor_that_is_sliced_only_the_slice_is_read(tmp_path: Path) -> None:
+    ends = [onnx.numpy_helper.from_array(numpy.array([each], numpy.int64), name) for each, name in ((0, "a"), (1, "b"))]
+    axis = onnx.numpy_helper.from_array(numpy.array([1], numpy.int64), "axis")
+    given = [helper.make_tensor_value_info("x", FLOAT, [1, 100, 8])]
+    made = [helper.make_tensor_value_info("y", FLOAT, None)]
+    node = helper.make_node("Slice", ["x", "a", "b", "axis"], ["y"])
+    graph = helper.make_graph([node], "g", given, made, [*ends, axis])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    assert xsp.graph.of(tmp_path / "m.onnx").measures()["bytes"] == 2 * 8 * 4 + 3 * 8

@@ -150,6 +150,14 @@ def test_a_copy_that_is_needed_stays(step: Callable[[Any], Any]) -> None:
     assert not rewritten(step, X).changes
 
 
+def test_a_tensor_that_is_returned_and_that_no_call_reads_is_no_obstacle() -> None:
+    class Passes(nn.Module):
+        def forward(self, x: Any, mask: Any) -> Any:
+            return x.clone().relu(), mask
+
+    assert ops(rewritten(Passes(), X, torch.ones(4)), "copy") == ["clone"]
+
+
 def test_of_two_copies_with_transpositions_between_the_first_goes() -> None:
     assert len(ops(rewritten(lambda x: x.t().contiguous().t().contiguous() + 1, X), "copy")) == 2
     found = rewritten(lambda x: x.t().contiguous().clone().view(-1) + 1, X)

@@ -136,6 +136,11 @@ def test_the_command_takes_some_of_the_models(tmp_path: Path, capsys) -> None:
         (["--only", "c:*"], "no model of"),
         (["--batch", "8"], "a folder has its graphs already"),
         (["--save", "x.json"], "a folder has its graphs already"),
+        (["--rewrite"], "--rewrite: for one model"),
+        (["--sequence", "64"], "--sequence: for one model"),
+        (["--by", "export"], "--by: for one model"),
+        (["--decode", "8"], "--decode: for one model"),
+        (["--size", "n=8"], "--size: for one model"),
         (["--out", "x"], "--out goes with --all"),
     ],
 )

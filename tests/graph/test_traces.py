@@ -49,6 +49,13 @@ def test_what_a_trace_does_not_tell_is_null(tmp_path: Path) -> None:
     assert xsp.graph.load(tmp_path / "g.json") == graph
 
 
+def test_shapes_of_another_profiler_that_are_no_shapes_are_unknown() -> None:
+    for shapes, known in (("text", []), ("7", []), ("[[4,-1]]", [None])):
+        rows = [row._replace(input_shapes=shapes) if row.name == "aten::relu" else row for row in testing.spans(STEP)]
+        graph = xsp.graph.of(testing.trace_of(rows))
+        assert [each.shape for each in graph.nodes[1].call.inputs] == known
+
+
 def test_a_trace_without_operators_is_refused() -> None:
     with pytest.raises(XspError, match="no operators"):
         xsp.graph.of(testing.trace_of(testing.spans("step train 0-100\n  kernel k 10-20")))
@@ -123,9 +130,28 @@ def test_an_execution_trace_tells_layouts_types_and_numbers_as_the_captured_step
     assert len(set(attention)) == 1
 
 
+def test_what_autograd_calls_to_sum_gradients_is_a_node_of_an_execution_trace(tmp_path: Path) -> None:
+    wraps = "torch::autograd::AccumulateGrad"
+    held = [{"values": [[each, each, 0, 4, 4, "cpu"] for each in those], "shapes": [[4]] * len(those),
+             "types": ["Tensor(float)"] * len(those)} for those in ((6, 8), (6,))]  # fmt: skip
+    nodes = [
+        {"id": 4, "name": f"autograd::engine::evaluate_function: {wraps}", "ctrl_deps": 1},
+        {"id": 5, "name": wraps, "ctrl_deps": 4},
+        {"id": 6, "name": "aten::add_", "ctrl_deps": 5, "inputs": held[0], "outputs": held[1]},
+    ]
+    (tmp_path / "et.json").write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}))
+    graph = xsp.graph.of(tmp_path / "et.json")
+    assert [(each.call.op, each.phase) for each in graph.nodes] == [("aten::add_", Phase.BACKWARD)]
+
+
 @pytest.mark.parametrize(
     "change",
-    [lambda text: text[:300], lambda text: text.replace('"nodes": [', '"nodes": [7, {"id": "x"}, '), lambda text: "{}"],
+    [
+        lambda text: text[:300],
+        lambda text: text.replace('"nodes": [', '"nodes": [7, {"id": "x"}, '),
+        lambda text: text.replace('"attrs": [', '"attrs": 7, "others": ['),
+        lambda text: "{}",
+    ],
 )
 def test_a_damaged_execution_trace_is_one_error_or_a_graph(tmp_path: Path, change) -> None:
     tensors = [

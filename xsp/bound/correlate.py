@@ -327,6 +327,8 @@ def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression |
             columns.append(column)
     if not taken:
         return "no regression: no measure varies"
+    if len({ns for _, ns, _ in kept}) == 1:
+        return "no regression: all latencies are equal"
     if len(kept) < len(columns) + 2:
         return f"no regression on {len(taken)} measures: {len(kept)} models, at least {len(columns) + 2} are needed"
     x, y = np.stack(columns, 1), _logs(kept)

@@ -112,7 +112,7 @@ def of(
         of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
 
     Raises:
-        GraphError: there is no graph, no call in it computes anything, or the run is from another machine.
+        GraphError: there is no graph, no call in it computes anything, or the run is of another step or machine.
         BenchError: timings cannot be read or taken.
     """
     from xsp import bench
@@ -121,10 +121,14 @@ def of(
     from xsp.processes import cores
 
     graph, run = planned.of(what, args, trace, of_model)
+    problems: list[str] = []
     if seen.is_elsewhere(run):
         raise GraphError(
             f"{graph.name}: the run is of a device or of another processor, of which there are no timings here"
         )
+    if run is not None:
+        graph, *_ = planned.matched(graph, run, planned.is_trace(what), problems)
+        problems += planned.one_kind(run)
     known = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)
     ran = run.run.machine.torch_threads if run is not None else None
     how = How(threads=threads or ran or cores(), runtime=runtime_of(graph))
@@ -145,7 +149,8 @@ def of(
         best: Cover | str = cover(graph, known, most, how=how)
     except GraphError as error:
         best = str(error)
-    return Curve(graph, how.threads, None if step is None else step.ns, tuple(made), best, tuple(known.problems[:3]))
+    problems += known.problems[:3]
+    return Curve(graph, how.threads, None if step is None else step.ns, tuple(made), best, tuple(problems))
 
 
 @dataclass(frozen=True)

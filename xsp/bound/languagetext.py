@@ -31,7 +31,7 @@ def page(found: Language, source: str, command: str = "") -> str:
     Args:
         found: the curves of a model.
         source: the model as the user named it.
-        command: the options of the lengths, for the next command.
+        command: the lengths and other options as the user typed them, for the next command.
     """
     lines = [*_title(found), "", *_table(found)]
     if any(each.measured for curve in found.curves for each in curve.points):

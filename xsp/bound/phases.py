@@ -77,6 +77,9 @@ class Training:
     holes: int
     """Number of calls without a figure."""
 
+    can_time: bool = True
+    """Whether calls of the step can be timed here."""
+
 
 def of(bound: Bound) -> Training:
     """Return the phases and layers of the bound of a training step.
@@ -94,7 +97,8 @@ def of(bound: Bound) -> Training:
     by_rung = {each: tuple(_phases(bound, bound.figures[each.value])) for each in known}
     figures = bound.figures[rung.value]
     holes = sum(counts and figure is None for figure, counts in zip(figures, bound.counted, strict=True))
-    return Training(graph.name, rung, by_rung[rung], by_rung, tuple(_layers(bound, figures)), holes)
+    can_time = "environment" in bound.settings
+    return Training(graph.name, rung, by_rung[rung], by_rung, tuple(_layers(bound, figures)), holes, can_time)
 
 
 def _phases(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[PhaseTotal]:

@@ -67,7 +67,8 @@ def _told(found: Training, source: str) -> list[str]:
         lines.append(f"{share:.0f} % of the backward pass is off its longest path, weight gradients mostly:")
         lines.append("nothing behind waits for them, so that other work could overlap with them.")
     if found.holes:
-        lines += [f"{found.holes} calls have no figure: xsp bound {plain(source)} --phases --fill 60s"]
+        remedy = f": xsp bound {plain(source)} --phases --fill 60s" if found.can_time else ""
+        lines += [f"{found.holes} calls have no figure{remedy}"]
     return lines
 
 
@@ -92,7 +93,7 @@ def as_json(found: Training) -> dict[str, Any]:
             for each in found.layers
             if each.module != NO_LAYER
         ],
-        "of_no_layer_update_ms": sum((_ms(each.update_ns) or 0.0) for each in found.layers if each.module == NO_LAYER),
+        "of_no_layer_update_ms": next((_ms(each.update_ns) for each in found.layers if each.module == NO_LAYER), 0.0),
         "holes": found.holes,
     }
 

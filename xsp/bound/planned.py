@@ -8,14 +8,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xsp.bound import join, seen
+from xsp.bound.join import Join
+from xsp.bound.seen import Seen
 from xsp.errors import GraphError, ModelError, UsageError
 from xsp.graph import sources as graphs
 from xsp.graph import spans
-from xsp.graph.node import Graph
+from xsp.graph.node import Graph, Source
 
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
+LEAST_PAIRS = 0.5
+"""Minimum share of computing nodes that must be found in a trace for it to be a trace of the graph."""
+
+MOST_OTHER = 0.1
+"""Maximum share of calls with another shape in a run; low, as optimizer and weights have equal shapes in any batch."""
 
 _OPTIONS = (("sequence", "--sequence"), ("shape", "--input"), ("prefill", "--prefill"), ("decode", "--decode"))
 """Settings of a model, and the options of `xsp profile` that set them."""
@@ -29,14 +37,87 @@ def of(what: Any, args: Any, trace: Any, of_model: Mapping[str, Any]) -> tuple[G
         args: arguments of a module.
         trace: a loaded trace, or its path; None without one.
         of_model: settings of `xsp.graph.of`.
+
+    Raises:
+        UsageError: both are traces.
     """
-    given = _trace(trace)
-    if isinstance(what, (str, Path)) and graphs.is_trace(what):
+    if is_trace(what):
+        paths = [Path(each) for each in (what, trace) if isinstance(each, (str, Path))]
+        if trace is not None and trace is not what and (len(paths) < 2 or paths[0] != paths[1]):
+            raise UsageError(
+                f"{what if isinstance(what, (str, Path)) else what.name} is a run itself, which no other run is "
+                "compared with: omit --run, or name the model instead"
+            )
         what = _trace(what)
-    if hasattr(what, "con") and hasattr(what, "rungs"):
         graphs.check(what, of_model)
         return _planned(what), what
+    given = _trace(trace)  # first, since a graph may take long
     return graphs.of(what, *args, **of_model), given
+
+
+def is_trace(what: Any) -> bool:
+    """Return whether a source is a loaded trace, or the path of one."""
+    if isinstance(what, (str, Path)):
+        return graphs.is_trace(what)
+    return hasattr(what, "con") and hasattr(what, "rungs")
+
+
+def matched(graph: Graph, trace: Trace, alone: bool, notes: list[str]) -> tuple[Graph, Sequence[Seen], Join | None]:
+    """Return a graph with the calls of a trace, and their pairs; no pairs if the nodes are these calls, in order.
+
+    Args:
+        graph: the planned graph.
+        trace: the trace to compare with.
+        alone: whether the trace is the source too: if the graph of its model does not fit, as other software here makes
+            another one, that of its calls is returned.
+        notes: gets notes on the differences.
+
+    Raises:
+        GraphError: the trace is of another model, or of other shapes.
+    """
+    if graph.source is Source.SPANS:
+        calls = seen.of_nodes(trace)
+        if [node.call.op for node in graph.nodes] == [each.op for each in calls]:  # else it was saved, from another run
+            return graph, calls, None
+    try:
+        found = _joined(graph, trace, notes)
+    except GraphError as error:
+        if not alone:
+            raise
+        notes.append(f"graph: of the calls of the run, as that of its model does not fit ({error})")
+        return spans.of(trace), seen.of_nodes(trace), None
+    return graph, found.seen, found
+
+
+def one_kind(trace: Trace) -> list[str]:
+    """Return a note if a run has several kinds of steps, of which a bound is of one; else nothing."""
+    kinds = trace.run.kinds
+    if len(kinds) < 2:
+        return []
+    names = ", ".join(f"{each.name} ({each.steps})" for each in kinds[:4])
+    return [f"steps: of {len(kinds)} kinds, {names}; this is of kind {trace.kind}, one alone"]
+
+
+def _joined(graph: Graph, trace: Trace, notes: list[str]) -> Join:
+    found = join.of(graph, seen.of(trace, {each.call.op for each in graph.nodes}))
+    if found.share(graph) < LEAST_PAIRS:
+        computing = len(graph.computing)
+        paired = computing - len(found.planned_not_seen)
+        if not seen.is_compiled(trace):  # the calls of a compiled run need not be found
+            raise GraphError(
+                f"{trace.name} is no run of {graph.name}: {paired} of its {computing} calls are in the trace; "
+                "give the model, batch and mode of the run, or the run alone"
+            )
+        notes.append(f"calls: {paired} of {computing} found in the compiled run")
+    other, known = found.other_shapes(graph)
+    if other > MOST_OTHER * known:
+        raise GraphError(
+            f"{trace.name} is a run of {graph.name} with other shapes: {other} of {known} calls have another "
+            "first input; give the --batch, --input and --sequence of the run"
+        )
+    if other:
+        notes.append(f"shapes: {other} of {known} calls had another first input in the run")
+    return found
 
 
 def _trace(place: Any) -> Any:
@@ -63,7 +144,8 @@ def _model_of(trace: Trace) -> tuple[str, dict[str, Any]] | None:
     spec = next((each for each in command[2:] if re.match(r"(torchvision|timm|transformers|micro):\w", each)), None)
     if command[:2] != ["xsp", "profile"] or spec is None:
         return None
-    settings: dict[str, Any] = {"train": "--train" in command, "batch": trace.run.batch_size or 1}
+    trains = any(len(each) > 2 and "--train".startswith(each) for each in command)
+    settings: dict[str, Any] = {"train": trains, "batch": trace.run.batch_size or 1}
     for name, option in _OPTIONS:
         value = _option(command, option)
         if value == "***":
@@ -76,9 +158,9 @@ def _model_of(trace: Trace) -> tuple[str, dict[str, Any]] | None:
 
 
 def _option(command: Sequence[str], name: str) -> str | None:
+    """Return the value of an option, which the user may have abbreviated; None if it was not given."""
     for place, each in enumerate(command):
-        if each == name and place + 1 < len(command):
-            return command[place + 1]
-        if each.startswith(f"{name}="):
-            return each.partition("=")[2]
+        typed, equals, value = each.partition("=")
+        if len(typed) > 2 and typed.startswith("--") and name.startswith(typed):
+            return value if equals else next(iter(command[place + 1 : place + 2]), None)
     return None

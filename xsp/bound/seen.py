@@ -109,19 +109,21 @@ def of(trace: Trace, operators: Set[str]) -> list[Seen]:
 def measured(trace: Trace) -> Figure | None:
     """Return the time of a step with its interval: the true time if the trace is leveled, else the recorded one.
 
-    A step on a device lasts until the last kernel has ended. None if the time is unknown.
+    A step on a device lasts until the last kernel has ended. If the steps have several batch sizes, those of the size
+    of the merged step count. None if the time is unknown.
     """
     try:
         if trace.has(Level.KERNEL):
-            rows = kernels_by_model(trace).project("latency_ms, NULL, NULL").fetchall()
+            rows = kernels_by_model(trace).project("batch_size, latency_ms, NULL, NULL, 1").fetchall()
         else:
-            rows = model_information(trace).project("latency_ms, low_ms, high_ms").fetchall()
+            rows = model_information(trace).project("batch_size, latency_ms, low_ms, high_ms, steps").fetchall()
     except AnalysisError:
         return None
-    known = [row for row in rows if row[0] is not None]
+    known = [row for row in rows if row[1] is not None]
     if not known:
         return None
-    mean, low, high = known[0]
+    ((batch,),) = trace.con.execute(f"SELECT max(batch_size) FROM merged WHERE kind = '{Kind.STEP}'").fetchall()
+    _, mean, low, high, _ = max(known, key=lambda row: (row[0] == batch, row[4]))
     half = 0.0 if low is None or high is None else (high - low) / 2
     return Figure(mean * 1e6, half * 1e6, "step")
 

@@ -20,19 +20,13 @@ from xsp.bound.totals import Coverage, Figure, Total
 from xsp.device import ceilings, machine
 from xsp.device.ceilings import Ceiling
 from xsp.errors import AnalysisError, GraphError, UsageError
-from xsp.graph.node import Graph, Source
+from xsp.graph.node import Graph
 
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
-LEAST_PAIRS = 0.5
-"""Minimum share of computing nodes that must be found in a trace for it to be a trace of the graph."""
-
 FOREIGN = "timings are of this processor"
 """Reason why there are no timings for another device."""
-
-MOST_OTHER = 0.1
-"""Maximum share of calls with another shape in a run; low, as optimizer and weights have equal shapes in any batch."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -91,19 +85,30 @@ def of(
         GraphError: there is no graph, or the trace is of another step.
         BenchError: timings cannot be read or taken.
         AnalysisError: the device is unknown.
-        UsageError: `fill` is not above 0.
+        UsageError: `fill` is not above 0, or asks for timings of another device.
     """
     if fill is not None and not fill > 0:
         raise UsageError(f"{fill:g} seconds time nothing: give a number above 0")
+    if device is not None and (fill is not None or granularity is not None):
+        raise UsageError("--device has quoted peak rates and no timings: omit --fill and --construct")
     graph, found = planned.of(what, args, trace, of_model)
     if not graph.computing:
         raise GraphError(f"{graph.name}: no call of it computes anything, so that there is no bound")
-    parts = _Parts(graph, found, partial, processes.cores(), tuple(node.computes for node in graph.nodes))
-    parts.problems += [f"{each.where}: {each.reason}" for each in graph.problems]
+    notes: list[str] = []
+    calls: Sequence[seen.Seen] = ()
+    pairs = None
     if found is not None:
-        _see(parts, found)
+        graph, calls, pairs = planned.matched(graph, found, planned.is_trace(what), notes)
+    parts = _Parts(graph, found, partial, processes.cores(), tuple(node.computes for node in graph.nodes), join=pairs)
+    parts.problems += [*notes, *(f"{each.where}: {each.reason}" for each in graph.problems)]
+    if found is not None:
+        _see(parts, found, calls)
     ceiling = _ceiling(parts, device, fill is not None)
     foreign = device is not None or seen.is_elsewhere(found)
+    if foreign and device is None and any(each is not None for each in (fill, granularity, like)):
+        parts.problems.append(
+            "timings: --fill, --construct and --like have no effect for a run of a device or another processor"
+        )
     known = None if foreign else _timings(timings, like)
     if known is not None:
         _look_up(parts, known, _threads(threads, found), granularity, fill, progress)
@@ -120,12 +125,10 @@ def of(
 # --- the trace ------------------------------------------------------------------------------------------
 
 
-def _see(parts: _Parts, trace: Trace) -> None:
+def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.Seen]) -> None:
     """Add the figures of the trace: each call in place, and the whole step."""
     graph = parts.graph
-    from_trace = graph.source is Source.SPANS
-    calls = seen.of_nodes(trace) if from_trace else seen.of(trace, {each.call.op for each in graph.nodes})
-    if from_trace:
+    if parts.join is None:
         parts.counted = tuple(each.works for each in calls)
         if not any(parts.counted):
             raise GraphError(f"{trace.name}: none of its operators computes anything, so that there is no bound")
@@ -133,24 +136,13 @@ def _see(parts: _Parts, trace: Trace) -> None:
             raise GraphError(f"{trace.name}: {seen.no_shapes(trace)}")
         places: Sequence[int | None] = range(len(calls))
     else:
-        found = parts.join = joining.of(graph, calls)
-        places = found.of_node
-        if found.share(graph) < LEAST_PAIRS:
-            _refuse_another(parts, trace, found)
-        other, known = found.other_shapes(graph)
-        if other > MOST_OTHER * known:
-            raise GraphError(
-                f"{trace.name} is a run of {graph.name} with other shapes: {other} of {known} calls have another "
-                "first input; give the --batch, --input and --sequence of the run"
-            )
-        if other:
-            parts.problems.append(f"shapes: {other} of {known} calls had another first input in the run")
+        places = parts.join.of_node
     parts.figures[Rung.IN_PLACE.value] = tuple(
         None if place is None else ladder.whole(Figure(calls[place].ns, calls[place].half_ns, f"seen {place}"))
         for place in places
     )
     parts.settings["tensor_cores"] = [None if place is None else calls[place].tensor_cores for place in places]
-    if from_trace and any(each.kernels for each in calls):
+    if parts.join is None and any(each.kernels for each in calls):
         parts.beyond_ns = max(0.0, seen.device_ns(trace) - sum(each.ns for each in calls))
         if parts.beyond_ns:
             share = 100 * parts.beyond_ns / seen.device_ns(trace)
@@ -162,27 +154,12 @@ def _see(parts: _Parts, trace: Trace) -> None:
     else:
         step_total = Total(Coverage(1, 1, 1.0), step.ns, step.half_ns)
     parts.rungs[Rung.MEASURED.value] = step_total
-    kinds = trace.run.kinds
-    if len(kinds) > 1:
-        names = ", ".join(f"{each.name} ({each.steps})" for each in kinds[:4])
-        parts.problems.append(f"steps: of {len(kinds)} kinds, {names}; this is of kind {trace.kind}, one alone")
+    parts.problems += planned.one_kind(trace)
     faults = seen.page_faults(trace)
     if faults is not None:
         parts.problems.append(faults)
     if seen.is_compiled(trace):
         parts.problems.append("compiled: calls inside compiled code are not seen one by one; compare totals and layers")
-
-
-def _refuse_another(parts: _Parts, trace: Trace, found: joining.Join) -> None:
-    """Add a note for a compiled run, whose calls need not be found; raise an error for a run of another model."""
-    computing = len(parts.graph.computing)
-    paired = computing - len(found.planned_not_seen)
-    if not seen.is_compiled(trace):
-        raise GraphError(
-            f"{trace.name} is no run of {parts.graph.name}: {paired} of its {computing} calls are in the trace; "
-            "give the model, batch and mode of the run, or the run alone"
-        )
-    parts.problems.append(f"calls: {paired} of {computing} found in the compiled run")
 
 
 # --- ceilings ---------------------------------------------------------------------------------------------
@@ -380,6 +357,8 @@ def _finished(parts: _Parts) -> Bound:
             graph, in_place, parts.counted, [None] * len(graph.nodes), parts.cores, True, parts.beyond_ns
         )
         parts.rungs[Rung.IN_PLACE.value] = found
+        if found.sequential is None:
+            parts.absent[Rung.IN_PLACE.value] = "no call is in the trace"
     if Rung.MEASURED.value not in parts.rungs:
         _none(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
     parts.settings.pop("tensor_cores", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xsp.bound.ladder import NAMES, Bound, Rung
@@ -211,28 +211,41 @@ def _problems(bound: Bound) -> list[str]:
 def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
     """Return the command that adds the most important missing part."""
     said = f"{shlex.quote(source)} {step}".rstrip()
+    typed = shlex.split(step)
     ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
     foreign = _foreign(bound)
     can_time = not foreign and timed_here(bound.graph)
     if not ceiling.coverage.nodes:
-        if foreign:
+        if foreign and "--device" not in typed:
             return f"xsp bound {said} --device NAME"
-        return f"xsp bound {said} --fill 60s" if can_time and not timed.coverage.nodes else "xsp doctor --measure"
+        if not foreign:
+            return f"xsp bound {said} --fill 60s" if can_time and not timed.coverage.nodes else "xsp doctor --measure"
     if foreign:
-        return (
-            f"xsp bound {said} --partial"
-            if ceiling.sequential is None and not partial
-            else f"xsp analyze {shlex.quote(source)} A9 A15"
-        )
+        if ceiling.coverage.nodes and ceiling.sequential is None and not partial:
+            return f"xsp bound {said} --partial"
+        if Rung.IN_PLACE.value not in bound.figures:
+            return f"xsp bound {said} --html bound.html"
+        run = typed[typed.index("--run") + 1] if "--run" in typed else source
+        return f"xsp analyze {shlex.quote(run)} A9 A15"
     tried = timed.coverage.nodes > 0 and not any(each.reason == NOT_TIMED for each in bound.holes)
     if can_time and not tried and (timed.sequential is None or timed.at_least):
         return f"xsp bound {said} --fill 60s"
     if can_time and timed.sequential is None and not partial:
         return f"xsp bound {said} --partial"
-    if bound.rungs[Rung.MEASURED.value].sequential is None:
+    if Rung.IN_PLACE.value not in bound.figures:
         known = re.match(r"(torchvision|timm|transformers|micro):", source)
-        return f"xsp profile {shlex.quote(source)}" if known else f"xsp bound {said} --run RUN"
+        model = shlex.join([source, *_recorded_with(typed)])
+        return f"xsp profile {model}" if known else f"xsp bound {said} --run RUN"
     return f"xsp bound {said} --html bound.html"
+
+
+def _recorded_with(typed: Sequence[str]) -> list[str]:
+    """Return those of the typed options that `xsp profile` takes too."""
+    found = ["--train"] if "--train" in typed else []
+    for name in ("--batch", "--input", "--sequence", "--prefill", "--decode"):
+        if name in typed:
+            found += typed[typed.index(name) : typed.index(name) + 2]
+    return found
 
 
 def _short(name: str, most: int) -> str:

@@ -24,6 +24,7 @@ import argparse
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 SUMMARY = "estimate the least time of a step, and explain the rest"
 
 FORMATS = ("table", "json")
+
+SEQUENCE = 128
+"""Default of --sequence."""
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -145,6 +149,8 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError("--like is of timings, of which --device has none: give one of both")
     if given.curve and given.phases:
         raise UsageError("--curve and --phases are two tables: give one of both")
+    if given.phases and given.html is not None:
+        raise UsageError("--phases prints tables, or --format json: omit --html")
     if given.curve:
         return _curve(given)
     with progress.shown(quiet=given.fill is None) as show:
@@ -172,8 +178,6 @@ def _phases(given: argparse.Namespace, found: Bound) -> int:
     """Show a training step by its phases and layers."""
     from xsp.bound import phases, phasestext
 
-    if given.html is not None:
-        raise UsageError("--phases prints tables, or --format json: omit --html")
     training = phases.of(found)
     if given.format == "json":
         progress.put(json.dumps(phasestext.as_json(training), indent=2) + "\n")
@@ -182,13 +186,22 @@ def _phases(given: argparse.Namespace, found: Bound) -> int:
     return 0
 
 
-def _typed(given: argparse.Namespace) -> str:
+_REPEATED = (
+    "batch", "input", "sequence", "prefill", "decode", "size", "threads", "run", "timings", "like", "device", "skew",
+)  # fmt: skip
+"""Options that a suggested next command repeats."""
+
+
+def _typed(given: argparse.Namespace, names: Sequence[str] = _REPEATED) -> str:
     """Return the options of the step as a user types them, for the suggested next command."""
-    names = ("batch", "input", "sequence", "prefill", "decode", "threads", "run", "timings", "like")
-    usual = {"sequence": 128}
+    usual = {"sequence": SEQUENCE}
     words = ["--train"] if given.train else []
     for name in names:
         value = getattr(given, name)
+        if isinstance(value, tuple):
+            value = ":".join(map(str, value))
+        elif isinstance(value, dict):
+            value = ",".join(f"{each}={number}" for each, number in value.items())
         if value is not None and value != usual.get(name):
             words += [f"--{name}", str(value)]
     return shlex.join(words)
@@ -244,7 +257,8 @@ def _language(given: argparse.Namespace) -> int:
     if len(asked) > 1:
         raise UsageError("--decode A:B has the curves of both steps: omit --prefill")
     others = ("run", "construct", "curve", "phases", "train", "input")
-    typed = [f"--{name}" for name in others if getattr(given, name)]
+    typed = [f"--{name}" for name in (*others, "size") if getattr(given, name)]
+    typed += ["--sequence"] if given.sequence != SEQUENCE else []
     if typed:
         raise UsageError(f"{', '.join(typed)}: not with the curves of a language model")
     with progress.shown(quiet=given.fill is None and given.measure is None) as show:
@@ -267,6 +281,6 @@ def _language(given: argparse.Namespace) -> int:
     if given.format == "json":
         progress.put(json.dumps(languagetext.as_json(found), indent=2) + "\n")
     else:
-        typed_lengths = f"--decode {asked[0][0]}:{asked[0][1]}"
-        progress.tell(languagetext.page(found, given.source, typed_lengths))
+        # what is timed here has no quoted peak rates
+        progress.tell(languagetext.page(found, given.source, _typed(given, [n for n in _REPEATED if n != "device"])))
     return 0

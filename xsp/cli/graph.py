@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os.path
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,7 @@ def run(given: argparse.Namespace) -> int:
         return _corpus(given)
     if given.out is not None:
         raise UsageError("--out goes with --all; a single graph is written by --save FILE")
-    if (Path(given.source) / corpus.FILE).is_file():
+    if os.path.isfile(Path(given.source) / corpus.FILE):  # the source may be too long for a path
         return _shared(given)
     if given.only is not None or given.against is not None:
         raise UsageError("--only and --against are for a folder that --all wrote")
@@ -150,7 +151,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _graph(given: argparse.Namespace, source: str, beside: str | None = None, by: str = "capture") -> Graph:
-    """Return the graph of a source, without the options that only the source beside it takes."""
+    """Return the graph of a source, without the options that only the source beside it takes; `by` is of this one."""
     from xsp.graph import sources
 
     asked = {
@@ -163,7 +164,7 @@ def _graph(given: argparse.Namespace, source: str, beside: str | None = None, by
         "sizes": given.size,
         "by": by,
     }
-    others = sources.taken(beside) - sources.taken(source) if beside is not None else frozenset()
+    others = sources.taken(beside) - sources.taken(source) - {"by"} if beside is not None else frozenset()
     return sources.of(source, seed=given.seed, **{name: each for name, each in asked.items() if name not in others})
 
 
@@ -205,7 +206,7 @@ def _corpus(given: argparse.Namespace) -> int:
         raise UsageError("--all writes a graph for each model: give --out DIR")
     of_one = ("save", "html", "dot", "section", "compare", "input", "only", "against", "prefill", "decode", "size")
     typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
-    typed += ["--by"] if given.by != "capture" else []
+    typed += _of_one_step(given)
     if typed:
         raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards")
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
@@ -225,17 +226,22 @@ def _corpus(given: argparse.Namespace) -> int:
     return 0
 
 
+def _of_one_step(given: argparse.Namespace) -> list[str]:
+    """Return the typed ones of the options that only the graph of one model has, and whose default is a value."""
+    usual = {"by": "capture", "sequence": 128, "rewrite": False}
+    return [f"--{name}" for name, value in usual.items() if getattr(given, name) != value]
+
+
 def _shared(given: argparse.Namespace) -> int:
     """Show which layers the models of a corpus share, or how its measures correlate with latencies."""
     from xsp.graph import corpustext, sharing
     from xsp.report import html
 
-    of_one = (given.save, given.input, given.batch, given.dot, given.section, given.compare)
-    if any(each is not None for each in of_one) or given.train:
-        raise UsageError(
-            "--save, --input, --batch, --train, --dot, --section and --compare are for one model: a folder has its "
-            "graphs already"
-        )
+    of_one = ("save", "input", "batch", "dot", "section", "compare", "prefill", "decode", "size")
+    typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
+    typed += [*(["--train"] if given.train else []), *_of_one_step(given)]
+    if typed:
+        raise UsageError(f"{', '.join(typed)}: for one model; a folder has its graphs already")
     patterns = tuple(filter(None, (given.only or "").split(",")))
     if given.against is not None:
         return _correlated(given, sharing.read(Path(given.source), patterns, graphs=False))

@@ -186,7 +186,8 @@ class Draft:
             origin = step.takes[alias]
         if origin[0] == PREPARED:
             return origin
-        return (OUTSIDE, self._outside[origin].storage)
+        read = self._outside.get(origin)
+        return (OUTSIDE, -1 - origin[1] if read is None else read.storage)  # a returned tensor may be read by no call
 
     def role(self, origin: Origin) -> Role:
         """Return the role of a tensor in the step."""

@@ -6,7 +6,9 @@ version of its format, and a newer version is refused.
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from xsp.graph.node import (
     KnownBy,
     Node,
     NodeKind,
+    Origin,
     Phase,
     Problem,
     Role,
@@ -50,16 +53,19 @@ def save(graph: Graph, path: Path | str) -> None:
 
 
 def load(path: Path | str) -> Graph:
-    """Read a graph that `save` wrote.
+    """Read a graph that `save` wrote, also if it was compressed with gzip afterwards.
 
     Raises:
         GraphError: there is no such file, or it is damaged, of a newer version, or not a graph.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = Path(path).read_bytes()
     except OSError as error:
         raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
+    try:
+        text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        found = json.loads(text.decode("utf-8-sig"))
+    except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
         raise GraphError(f"{path}: the graph is damaged ({error}); {AGAIN}") from error
     version = found.get(MARK) if isinstance(found, dict) else None
     if type(version) is not int:
@@ -68,7 +74,7 @@ def load(path: Path | str) -> Graph:
         raise GraphError(f"{path}: the graph was written by a newer xsp (version {version}, known is {VERSION})")
     try:
         return from_plain(found)
-    except (LookupError, ValueError, TypeError, AttributeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise GraphError(f"{path}: the graph is damaged ({error}); {AGAIN}") from error
 
 
@@ -113,13 +119,18 @@ def from_plain(found: dict[str, Any]) -> Graph:
     for call, key in calls:
         if keys.key(call) != key:
             raise ValueError(f"the key of a call of {call.op} is not that of its arguments")
-    values = tuple(Value(int(place), int(turn), Role(role), size) for place, turn, role, size in found["values"])
+    values = tuple(
+        Value(int(place), int(turn), Role(role), _count(size)) for place, turn, role, size in found["values"]
+    )
     nodes = tuple(_read_node(calls, *each) for each in found["nodes"])
     if "origins" in found:
         told = [tuple(None if each is None else _pair(each) for each in row) for row in found["origins"]]
         nodes = tuple(replace(node, origins=row) for node, row in zip(nodes, told, strict=True))
     edges = tuple(Edge(before, after, Why(why)) for before, after, why in found["edges"])
+    outputs = tuple(map(_pair, found.get("outputs", ())))
+    kept = tuple(map(int, found["kept"])) if "kept" in found else None
     _check(nodes, edges, values)
+    _check_outliving(nodes, values, outputs, kept)
     return Graph(
         name=str(found["name"]),
         source=Source(found["source"]),
@@ -128,11 +139,11 @@ def from_plain(found: dict[str, Any]) -> Graph:
         values=values,
         known_by=KnownBy(found["known_by"]),
         counts=str(found["counts"]),
-        parameters=found["parameters"],
+        parameters=_count(found["parameters"]),
         settings=dict(found["settings"]),
-        problems=tuple(Problem(*each) for each in found["problems"]),
-        outputs=tuple(map(_pair, found.get("outputs", ()))),
-        kept=tuple(map(int, found["kept"])) if "kept" in found else None,
+        problems=tuple(Problem(str(where), str(reason)) for where, reason in found["problems"]),
+        outputs=outputs,
+        kept=kept,
     )
 
 
@@ -153,12 +164,24 @@ def _pair(found: Any) -> tuple[int, int]:
     return int(node), int(number)
 
 
+def _count(found: Any) -> int | None:
+    """Return a number of elements, bytes or operations; None if it is unknown.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if found is not None and (type(found) is not int or found < 0):
+        raise ValueError(f"{found!r} is no number from 0")
+    return None if found is None else int(found)
+
+
 def _check(nodes: tuple[Node, ...], edges: tuple[Edge, ...], values: tuple[Value, ...]) -> None:
     for edge in edges:
-        if not 0 <= edge.before < edge.after < len(nodes):
+        whole = type(edge.before) is type(edge.after) is int
+        if not whole or not 0 <= edge.before < edge.after < len(nodes):
             raise ValueError(f"an edge from {edge.before} to {edge.after} among {len(nodes)} nodes")
     for place, node in enumerate(nodes):
-        if len(node.origins) not in (0, len(node.call.inputs)):
+        if node.origins and not len(node.origins) == len(node.reads) == len(node.call.inputs):
             raise ValueError(f"a call of {node.call.op} with other origins than it has tensors")
         for maker, output in filter(None, node.origins):
             if maker >= place or (maker >= 0 and not 0 <= output < len(nodes[maker].call.outputs)):
@@ -168,6 +191,17 @@ def _check(nodes: tuple[Node, ...], edges: tuple[Edge, ...], values: tuple[Value
         for number in (*node.reads, *node.returns, *node.writes):
             if not 0 <= number < len(values):
                 raise ValueError(f"there is no value {number}")
+
+
+def _check_outliving(
+    nodes: tuple[Node, ...], values: tuple[Value, ...], outputs: tuple[Origin, ...], kept: tuple[int, ...] | None
+) -> None:
+    for maker, output in outputs:
+        if maker >= len(nodes) or (maker >= 0 and not 0 <= output < len(nodes[maker].call.outputs)):
+            raise ValueError(f"there is no output {output} of node {maker}, which the step returns")
+    for number in kept or ():
+        if not 0 <= number < len(values):
+            raise ValueError(f"there is no value {number}, which outlives the step")
 
 
 def _read_node(
@@ -182,6 +216,6 @@ def _read_node(
     stated: tuple[int | None, int | None] | None = None,
 ) -> Node:
     call, key = calls[number]
-    held = None if stated is None else (stated[0], stated[1])
-    numbers = tuple(reads), tuple(returns), tuple(writes)
-    return Node(call, key, NodeKind(kind), module, Phase(phase), *numbers, stated=held)
+    held = None if stated is None else (_count(stated[0]), _count(stated[1]))
+    numbers = tuple(map(int, reads)), tuple(map(int, returns)), tuple(map(int, writes))
+    return Node(call, key, NodeKind(kind), str(module or ""), Phase(phase), *numbers, stated=held)

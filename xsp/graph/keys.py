@@ -142,7 +142,8 @@ def read(value: Any) -> Any:
     ((kind, held),) = value.items()
     if kind == "tensor":
         dtype, shape, *stride = held
-        return Tensor(dtype, None if shape is None else tuple(shape), tuple(stride[0]) if stride else None)
+        made = Tensor(dtype, None if shape is None else tuple(shape), tuple(stride[0]) if stride else None)
+        return _checked(made)
     if kind == "complex":
         return complex(float(held[0]), float(held[1]))
     if kind == "float":
@@ -150,6 +151,21 @@ def read(value: Any) -> Any:
     if kind == "other":
         return str(held)
     raise ValueError(f"there is no argument of kind {kind!r}")
+
+
+def _checked(tensor: Tensor) -> Tensor:
+    """Return a tensor that was read.
+
+    Raises:
+        ValueError: its type is no name, or its sizes or strides are no numbers from 0 that fit each other.
+    """
+    sizes, steps = tensor.shape or (), tensor.stride
+    numbers = all(type(each) is int and each >= 0 for each in (*sizes, *(steps or ())))
+    if not (tensor.dtype is None or isinstance(tensor.dtype, str)) or not numbers:
+        raise ValueError(f"there is no tensor of type {tensor.dtype!r} and shape {tensor.shape}")
+    if steps is not None and len(steps) != len(sizes):
+        raise ValueError(f"a tensor with {len(sizes)} dimensions has {len(steps)} strides")
+    return tensor
 
 
 def _text(value: Any) -> str:

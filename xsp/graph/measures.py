@@ -104,7 +104,8 @@ def _by_role(graph: Graph) -> dict[Role, int | None]:
 
 def _input_elements(graph: Graph) -> int | None:
     """Return the elements of all tensors that the step takes, for the whole batch; None if unknown."""
-    numbers = {number for number, value in enumerate(graph.values) if value.role is Role.INPUT}
+    before = ((number, value) for number, value in enumerate(graph.values) if not value.version)
+    numbers = {number for number, value in before if value.role is Role.INPUT}
     found: dict[int, int] = {}
     for node in graph.nodes:
         for number, tensor in zip(node.reads, node.call.inputs, strict=False):

@@ -92,8 +92,11 @@ class _Reader:
     def take(self, found: dict[str, Any]) -> None:
         """Add a node of the file, unless it lies within an operator, or only wraps others."""
         name, identity = str(found.get("name", "")), found.get("id")
+        told = found.get("attrs")
         stated = {
-            str(each.get("name")): each.get("value") for each in found.get("attrs") or () if isinstance(each, dict)
+            str(each.get("name")): each.get("value")
+            for each in (told if isinstance(told, list) else ())
+            if isinstance(each, dict)
         }
         above = found.get("ctrl_deps", found.get("parent"))
         covered, module, phase = self._covered.get(above if isinstance(above, int) else -1, (False, "", Phase.FORWARD))
@@ -103,7 +106,7 @@ class _Reader:
             phase = Phase.BACKWARD
         elif name.startswith("Optimizer.step"):
             phase = Phase.OPTIMIZER
-        is_operator = "::" in name and not name.startswith(("autograd::", "profiler::", "["))
+        is_operator = "::" in name and not name.startswith(("autograd::", "torch::autograd::", "profiler::", "["))
         if isinstance(identity, int):
             self._covered[identity] = (covered or is_operator, module, phase)
         if is_operator and not covered:
@@ -209,7 +212,7 @@ def _held(value: Any, shape: Any, kind: str, stride: Any) -> _Held | None:
 
 
 def _numbers(value: Any) -> tuple[int, ...] | None:
-    return tuple(value) if isinstance(value, list) and all(type(each) is int for each in value) else None
+    return tuple(value) if isinstance(value, list) and all(type(each) is int and each >= 0 for each in value) else None
 
 
 class Declared(NamedTuple):

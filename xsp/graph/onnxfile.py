@@ -36,6 +36,9 @@ MOST_NAMED = 3
 
 _TYPES = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "BOOL": "bool"}
 
+_HELD = ("f", "i", "s", "t", "g", "floats", "ints", "strings", "tensors", "graphs")
+"""Fields of an attribute that hold its value."""
+
 WINDOWS = {"Conv", "ConvInteger", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"}
 """Operators that move a kernel over their input."""
 
@@ -54,7 +57,7 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
     onnx = _library()
     model = _read(onnx, path)
     problems: list[Problem] = list(_missing_files(path, model))
-    stated = onnxshapes.set_sizes(model, batch, onnxshapes.known(path, model, sizes or {}), problems)
+    stated = onnxshapes.set_sizes(model, batch, onnxshapes.known(path, model, sizes or {}, batch), problems)
     newest = onnx.defs.onnx_opset_version()
     for each in model.opset_import:
         if each.domain in ("", "ai.onnx") and not 0 < each.version <= newest:
@@ -65,7 +68,8 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
                 )
             )
     model = onnxshapes.inferred(onnx, model, problems)
-    return _Reader(onnx, model, path, problems).graph(stated)
+    fitting = "omit --batch" if batch is not None else "give that one: --size" if sizes else "give that one: --batch N"
+    return _Reader(onnx, model, path, problems, fitting).graph(stated)
 
 
 def _library() -> Any:
@@ -103,8 +107,8 @@ def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
 class _Reader:
     """Reads the nodes of a model once, in order."""
 
-    def __init__(self, onnx: Any, model: Any, path: Path, problems: list[Problem]) -> None:
-        self.onnx, self.model, self.path, self.problems = onnx, model, path, problems
+    def __init__(self, onnx: Any, model: Any, path: Path, problems: list[Problem], fitting: str) -> None:
+        self.onnx, self.model, self.path, self.problems, self.fitting = onnx, model, path, problems, fitting
         self.versions = {each.domain: each.version for each in model.opset_import}
         self.flow = Flow()
         self.nodes: list[Node] = []
@@ -212,12 +216,12 @@ class _Reader:
             outputs = tuple(Tensor(each.dtype, None) for each in outputs)
         if any(each.shape is None for each in outputs):
             self.unknown.append(_label(node))
-        view = own and reads and (node.op_type in VIEWS or _idles(node, self.versions))
+        view = own and any(node.input[:1]) and (node.op_type in VIEWS or _idles(node, self.versions))
         returns, writes = [], []
         for name in made:
             if view and node.op_type in VIEWS and self._conflicts(node, inputs, name):
                 raise GraphError(
-                    f"{self.path}: {_label(node)} fixes the batch that the file was made for; omit --batch"
+                    f"{self.path}: {_label(node)} fixes the batch that the file was made for; {self.fitting}"
                 )
             if view:
                 self.storage[name] = self.storage.get(node.input[0], node.input[0])
@@ -265,6 +269,8 @@ class _Reader:
         """Return why a convolution or pool cannot run on its input, which shape inference does not check; else ""."""
         if node.op_type not in WINDOWS:
             return ""
+        if len(node.input) < (2 if "Conv" in node.op_type else 1) or not outputs:
+            return "it lacks an input or its output"
         given = self._type(node.input[0]).shape
         if node.output[0] in self.impossible or (given and 0 not in given and 0 in (outputs[0].shape or ())):
             return f"its kernel is larger than its padded input{f' {list(given)}' if given else ''}"
@@ -303,8 +309,10 @@ class _Reader:
         return dict(sorted(found.items()))
 
     def _value(self, attribute: Any) -> Any:
-        value = self.onnx.helper.get_attribute_value(attribute)
-        return _plain(value)
+        if not attribute.type or attribute.ref_attr_name:  # files of the first version do not state the type
+            held = {field.name: value for field, value in attribute.ListFields()}
+            return _plain(next((held[name] for name in _HELD if name in held), None))
+        return _plain(self.onnx.helper.get_attribute_value(attribute))
 
     def _parameters(self) -> int | None:
         """Return the elements of the floating-point constants that calls read; None if a shape is unknown."""
@@ -365,7 +373,7 @@ def _plain(value: Any) -> Any:
         return value.decode("utf-8", "replace")
     if isinstance(value, (bool, int, float, str)):
         return value
-    if hasattr(value, "dims"):
+    if hasattr(value, "data_type"):
         return f"tensor {value.data_type} {list(value.dims)}"
     if hasattr(value, "node"):
         return f"graph of {len(value.node)} nodes"

@@ -16,6 +16,9 @@ from typing import Any
 from xsp.errors import GraphError
 from xsp.graph.node import Problem
 
+LARGEST = (1 << 63) - 1
+"""The largest size that a file can state."""
+
 SMALL = 4096
 """Most elements of a constant whose values may determine a shape; larger ones are not passed to the inference."""
 
@@ -26,15 +29,21 @@ def _inputs(model: Any) -> list[Any]:
     return [each for each in model.graph.input if each.name not in constants and each.type.HasField("tensor_type")]
 
 
-def known(path: Path, model: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the sizes after a check that each name is that of a dimension of an input."""
+def known(path: Path, model: Any, sizes: Mapping[str, int], batch: int | None = None) -> Mapping[str, int]:
+    """Return the sizes after a check that each name is that of a dimension of an input, and fits the batch."""
     names = [each.dim_param for given in _inputs(model) for each in given.type.tensor_type.shape.dim if each.dim_param]
     for name, number in sizes.items():
         if name not in names:
             there = ", ".join(dict.fromkeys(names)) or "none"
             raise GraphError(f"{path}: no dimension of an input is named {name!r}; names there are: {there}")
-        if number < 0:
-            raise GraphError(f"{path}: dimension {name} cannot be {number}: give a number from 0")
+        if not 0 <= number <= LARGEST:
+            raise GraphError(f"{path}: dimension {name} cannot be {number}: give a number from 0 to {LARGEST}")
+    if batch is not None and batch > LARGEST:
+        raise GraphError(f"{path}: the batch cannot be {batch}: give a number up to {LARGEST}")
+    first = {dim.dim_param for given in _inputs(model) for dim in given.type.tensor_type.shape.dim[:1]}
+    for name in first & set(sizes):
+        if batch is not None and sizes[name] != batch:
+            raise GraphError(f"{path}: --batch {batch} and --size {name}={sizes[name]} are of one dimension: omit one")
     return sizes
 
 

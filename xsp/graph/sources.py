@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os.path
+import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,9 @@ from xsp.graph.node import Graph
 from xsp.models import Settings
 
 HEAD = 4096
+
+_SAVED = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"' + files.MARK.encode() + rb'"\s*:')
+"""Beginning of a saved graph; an editor may have added a byte-order mark and blanks."""
 
 BY = ("capture", "export")
 """Ways to make the graph of a model."""
@@ -135,10 +141,10 @@ def taken(what: Any) -> frozenset[str]:
         return _OF_MODELS
     from xsp.importers import contract
 
-    path = Path(what)
-    if path.is_dir() or contract.is_url(str(what)):
+    path = Path(what)  # `os.path` takes a name that is too long for a path, `Path.is_dir` before Python 3.14 does not
+    if os.path.isdir(path) or contract.is_url(str(what)):
         return frozenset()
-    if path.is_file():
+    if os.path.isfile(path):
         return _OF_ONNX if _kind(path) == "onnx" else frozenset()
     return _OF_MODELS if ":" in str(what) else frozenset(OPTIONS)  # no such file: an error follows
 
@@ -147,9 +153,9 @@ def _named(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str,
     from xsp.importers import contract  # loads the table engine, which worker processes avoid
 
     path = Path(spec)
-    if path.is_dir() or contract.is_url(spec):
+    if os.path.isdir(path) or contract.is_url(spec):
         return _of_trace(spec)
-    if path.is_file():
+    if os.path.isfile(path):
         return _of_file(path, batch, sizes)
     if ":" not in spec:
         raise GraphError(
@@ -170,9 +176,9 @@ def is_trace(what: str | Path) -> bool:
 
     spec = str(what)
     path = Path(spec)
-    if path.is_dir() or contract.is_url(spec):
+    if os.path.isdir(path) or contract.is_url(spec):
         return True
-    return path.is_file() and _kind(path) == "trace"
+    return os.path.isfile(path) and _kind(path) == "trace"
 
 
 def _of_file(path: Path, batch: int | None, sizes: Mapping[str, int] | None) -> Graph:
@@ -204,9 +210,9 @@ def _kind(path: Path) -> str:
     except OSError as error:
         raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
     if head[:2] == b"\x1f\x8b":
-        with contextlib.suppress(OSError, EOFError), gzip.open(path) as packed:
+        with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(path) as packed:
             head = packed.read(HEAD)
-    if head.lstrip().startswith(b'{"' + files.MARK.encode() + b'"'):
+    if _SAVED.match(head):
         return "graph"
     if path.suffix == ".onnx" or head[:1] == b"\x08":  # an ONNX model begins with a number field
         return "onnx"

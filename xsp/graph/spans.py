@@ -160,7 +160,7 @@ def _told(operator: _Operator) -> told.Told | None:
         said, layer = (json.loads(each) if each else {} for each in (attributes, of_layer))
         parameters = layer.get(PARAMETERS) if isinstance(layer, dict) else None
         return told.told(name, json.loads(shapes), said, parameters) if shapes and isinstance(said, dict) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -180,9 +180,13 @@ def _node(operator: _Operator, said: told.Told | None, calls: told.Calls, module
 
 def _arguments(shapes: str | None, dtype: str | None) -> list[tuple[str, Any]]:
     """Return the tensors described by the shapes; only the first has a type, which is that of the span."""
+    try:
+        listed = json.loads(shapes or "[]")
+    except (ValueError, RecursionError):  # text of another profiler
+        listed = None
     found: list[tuple[str, Any]] = []
     first = True
-    for place, shape in enumerate(json.loads(shapes) if shapes else []):
+    for place, shape in enumerate(listed if isinstance(listed, list) else []):
         value = _tensors(shape, told.TYPES.get(dtype or "") if first else None)
         if value is not None:
             found.append((f"input{place}", value))
@@ -194,7 +198,7 @@ def _tensors(shape: Any, dtype: str | None) -> Any:
     if not isinstance(shape, list) or not shape:
         return None
     if all(type(size) is int for size in shape):
-        return Tensor(dtype, tuple(shape))
+        return Tensor(dtype, tuple(shape) if min(shape) >= 0 else None)
     return tuple(_tensors(each, dtype) for each in shape)
 
 

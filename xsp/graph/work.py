@@ -20,10 +20,13 @@ from xsp.graph.node import OBJECT, Call, Node, NodeKind, Tensor
 LOOK_UPS = frozenset(
     [
         *(f"aten::{name}" for name in "embedding index index_select gather take select_index masked_select".split()),
-        *(f"onnx::{name}" for name in ("Gather", "GatherElements", "GatherND")),
+        *(f"onnx::{name}" for name in ("Gather", "GatherElements", "GatherND", "Slice")),
     ]
 )
 """Operators that read as many bytes of their first tensor as they write."""
+
+BAGS = frozenset(f"aten::{name}" for name in "embedding_bag _embedding_bag _embedding_bag_forward_only".split())
+"""Operators that read as many rows of their first tensor as their second one has elements, and return sums of them."""
 
 ROUTED = frozenset(["aten::_grouped_mm"])
 """Operators whose second tensor is a stack of matrices, of which they read those to which rows are routed."""
@@ -40,7 +43,8 @@ KINETO = {
     "complex64": "c10::complex<float>", "complex128": "c10::complex<double>",
 }  # fmt: skip
 
-MAY_MULTIPLY = re.compile(of_traces.PRODUCTS)
+MAY_MULTIPLY = re.compile(rf"{of_traces.PRODUCTS}|:(inner|cov|corrcoef|_transformer_encoder_layer_fwd)$")
+"""Operators that multiply matrices, also those that a trace never shows as the innermost."""
 
 NO_PRODUCTS = re.compile(r"^aten::(_native_batch_norm|native_|batch_norm|layer_norm|group_norm|linear_interp)")
 
@@ -62,6 +66,9 @@ def bytes_of(node: Node) -> int | None:
         read[0] = written[0]
     if None in read or None in written:
         return None
+    if call.op in BAGS and len(read) > 1:
+        rows, chosen = (call.inputs[0].shape or (0,))[0], call.inputs[1].elements or 0
+        read[0] = min(rows, chosen) * ((read[0] or 0) // max(1, rows))
     if call.op in ROUTED and len(read) > 1:
         read[1] = _routed(call, read[1] or 0)
     return sum(filter(None, read)) + sum(filter(None, written))
@@ -103,7 +110,7 @@ def flops_of(node: Node) -> int | None:
             return formula(call)
         except (LookupError, ValueError, TypeError, AttributeError):
             return None
-    if call.op.startswith("onnx::"):
+    if call.op.startswith(("onnx::", "ai.onnx.ml::")):
         return None if call.op in UNKNOWN_IN_ONNX else 0
     found = _as_in_a_trace(call)
     if found is None and node.kind is not NodeKind.OPAQUE and not MAY_MULTIPLY.search(call.op):
@@ -197,10 +204,20 @@ def _packed_attention(call: Call) -> int:
     return 2 * batch * (length * 2 + other * 2) * width * width + 4 * batch * length * other * width
 
 
+def _encoder_layer(call: Call) -> int:
+    """Return the operations of a layer of a transformer in one call: four products with weights, and attention."""
+    given = dict(call.arguments)
+    batch, length, width = _shape(given["src"])
+    names = ("qkv_weight", "proj_weight", "ffn_weight_1", "ffn_weight_2")
+    weights = sum(prod(_shape(given[name])) for name in names)
+    return 2 * batch * length * weights + 4 * batch * length * length * width
+
+
 Formula = Callable[[Call], int]
 
 COMPOSITE: Mapping[str, Formula] = {
-    **dict.fromkeys(("aten::matmul", "aten::linalg_matmul", "aten::chain_matmul"), _product),
+    **dict.fromkeys(("aten::matmul", "aten::linalg_matmul", "aten::inner"), _product),
+    "aten::_transformer_encoder_layer_fwd": _encoder_layer,
     "aten::scaled_dot_product_attention": _attention,
     "aten::_scaled_dot_product_attention_math": _attention,
     "aten::_scaled_dot_product_attention_math_for_mps": _attention,
@@ -261,10 +278,15 @@ ONNX: Mapping[str, Formula] = {
 }
 
 UNKNOWN_IN_ONNX = frozenset(
-    f"onnx::{name}"
-    for name in (
-        "LSTM GRU RNN Attention MultiHeadAttention MatMulInteger ConvInteger QLinearConv QLinearMatMul DeformConv DFT "
-        "STFT Det If Loop Scan"
-    ).split()
+    [
+        *(
+            f"onnx::{name}"
+            for name in (
+                "LSTM GRU RNN Attention MultiHeadAttention MatMulInteger ConvInteger QLinearConv QLinearMatMul "
+                "DeformConv DFT STFT Det If Loop Scan"
+            ).split()
+        ),
+        *(f"ai.onnx.ml::{name}" for name in "LinearClassifier LinearRegressor SVMClassifier SVMRegressor".split()),
+    ]
 )
 """Operators that multiply, or hold graphs that do, and have no formula here."""
