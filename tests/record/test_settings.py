@@ -56,7 +56,7 @@ def test_what_a_block_was_given_is_in_its_settings(tmp_path: Path) -> None:
         (Path("b"), "b", "b"),
         ("org/model", "org/model", "runs/org-model"),
         ("b.run", "b.run", "runs/b.run"),
-        ("..", "..", "runs/.."),
+        ("..", "..", "runs/run"),
     ],
 )
 def test_a_path_in_place_of_the_name_is_where_the_run_goes(given: Any, name: str, place: str) -> None:
