@@ -28,7 +28,8 @@ from xsp.collector import Collector, Outline, Probe, Signal, ignore
 from xsp.schema import GIVEN, OUTPUTS, PARAMETERS, RETURNED, ROOT, TRAINABLE, Kind, Level, Span
 from xsp.subjects import holds_nothing
 from xsp_collectors import language
-from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
+from xsp_collectors.cuda import devices
+from xsp_collectors.tensors import Numbers, Sketch, bytes_of, describe, first_shape, sketch, sketch_of, tensor_bytes
 
 _OFF, _INSIDE, _WATCH, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
 # _INSIDE: the program's only thread is in an outermost call, and inner calls are not needed
@@ -135,10 +136,8 @@ class ModuleCalls(Collector):
             self.stop()
 
     def settle(self) -> None:
-        """Wait for the GPU, so that a step ends when its work has ended."""
-        # not `is_available`, which would call the driver inside the step; waiting would break a graph's capture
-        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize()
+        """Wait for all GPUs in use, so that a step ends when its work has ended."""
+        devices.wait()
 
     def spans(self) -> Iterator[Span]:
         """Return a FORWARD span for each outermost call and, in layer rungs, a MODULE span for each call."""
@@ -239,7 +238,7 @@ class ModuleCalls(Collector):
             found[OUTPUTS] = [list(shape) for shape, _ in outputs]
         found |= {name: list(numbers) for name, numbers in ((GIVEN, call.given), (RETURNED, call.returned)) if numbers}
         if entry.param_bytes:  # a program may freeze parameters at any time, so this is determined in each step
-            found[TRAINABLE] = sum(each.nbytes for each in call.module.parameters() if each.requires_grad)
+            found[TRAINABLE] = sum(bytes_of(each) for each in call.module.parameters() if each.requires_grad)
         try:
             told = call.module.extra_repr()
         except Exception as error:  # it is the program's own code
@@ -424,7 +423,7 @@ def _entry(module: nn.Module, name: str, root: str | None = None) -> _Entry:
         name or kind,
         kind,
         json.dumps({**told, "opaque": "torch.compile"} if compiled else told),
-        sum(parameter.nbytes for parameter in module.parameters()),
+        sum(map(bytes_of, module.parameters())),
         compiled,
         sum(1 for _ in module.modules()) - 1,
     )

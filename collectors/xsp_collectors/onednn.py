@@ -23,6 +23,9 @@ from xsp_collectors.cstdout import CapturedStdout
 
 _PREFIX = b"onednn_verbose,"
 _TIMESTAMP = "ONEDNN_VERBOSE_TIMESTAMP"
+_VERBOSE = ("ONEDNN_VERBOSE", "DNNL_VERBOSE")
+"""Variables by which the program prints these lines itself; switching them off after a step would end that."""
+
 _FIELDS = (
     "operation,engine,primitive,implementation,prop_kind,memory_descriptors,attributes,auxiliary,problem_desc,exec_time"
 ).split(",")
@@ -44,7 +47,10 @@ class OneDnnPrimitives(Collector):
         self._unread = self._late = self._busy = 0
 
     def available(self) -> str | None:
-        """Return what is missing: oneDNN in this torch, or glibc."""
+        """Return what is missing: oneDNN in this torch, glibc, or verbose output that the program does not use."""
+        asked = next((name for name in _VERBOSE if os.environ.get(name, "0") not in ("", "0", "none")), None)
+        if asked is not None:
+            return f"the program prints oneDNN's verbose output itself, by {asked}: unset it"
         if not torch.backends.mkldnn.is_available():
             return "this torch was built without oneDNN"
         if not hasattr(torch._C, "_verbose"):

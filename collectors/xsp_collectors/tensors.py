@@ -33,17 +33,27 @@ Sketch = list[tuple[torch.Size, torch.dtype]]
 
 def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch:
     """Return the sketch of a call's arguments for `describe`. Hot: most calls take the first branch."""
-    if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
-        return [(args[0].shape, args[0].dtype)]
+    try:
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
+            shape = args[0].shape
+            return [(shape, args[0].dtype)] if not shape or type(shape[0]) is int else []
+    except RuntimeError:  # a nested tensor has no shape
+        return []
     return sketch_of((args, kwargs))
 
 
 def sketch_of(value: Any) -> Sketch:
-    """Return shape and type of each tensor in a value; nothing if a subclass raises on being asked."""
+    """Return shape and type of each tensor in a value; nothing if one has no shape, or raises on being asked."""
     try:
-        return [(tensor.shape, tensor.dtype) for tensor in _tensors(value, _NESTING)]
-    except Exception:  # a tensor class of the program may raise, which must not reach the program
+        found = [(tensor.shape, tensor.dtype) for tensor in _tensors(value, _NESTING)]
+        return found if all(_has_sizes(shape) for shape, _ in found) else []
+    except Exception:  # a tensor class of the program, or a nested one, may raise, which must not reach the program
         return []
+
+
+def _has_sizes(shape: torch.Size) -> bool:
+    """Return whether the sizes are numbers; those of ragged tensors are symbols, and `torch.jit.trace` traces them."""
+    return all(type(size) is int for size in shape)
 
 
 class Numbers:
@@ -81,10 +91,17 @@ class Numbers:
 
 
 def first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
-    """Return the shape of the first tensor with a dimension in a call's arguments; None if there is none."""
-    if args and type(args[0]) is Tensor and args[0].ndim:
-        return args[0].shape
-    return next((tensor.shape for tensor in _tensors((args, kwargs), _NESTING) if tensor.ndim), None)
+    """Return the shape of the first tensor with a dimension in a call's arguments; None if there is none.
+
+    None also as for `sketch_of`.
+    """
+    try:
+        if args and type(args[0]) is Tensor and (shape := args[0].shape):
+            return shape if type(shape[0]) is int else None
+        found = next((tensor.shape for tensor in _tensors((args, kwargs), _NESTING) if tensor.ndim), None)
+        return found if found is not None and _has_sizes(found) else None
+    except Exception:  # as in `sketch_of`
+        return None
 
 
 def describe(tensors: Sketch) -> Inputs:
@@ -102,6 +119,13 @@ def describe(tensors: Sketch) -> Inputs:
 def tensor_bytes(tensors: Sketch) -> int | None:
     """Return the total bytes of the tensors' elements; None without tensors."""
     return sum(prod(shape) * dtype.itemsize for shape, dtype in tensors) if tensors else None
+
+
+def bytes_of(parameter: Tensor) -> int:
+    """Return the bytes of a parameter's elements; for a sparse one, of those that it holds, and of their places."""
+    if parameter.layout is torch.sparse_coo:  # this layout alone does not tell its bytes
+        return parameter._indices().nbytes + parameter._values().nbytes
+    return parameter.nbytes
 
 
 def _tensors(value: Any, nesting: int) -> Iterator[Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import repeat
@@ -242,6 +243,10 @@ class _Threads:
 _CPU, _OP, _RUNTIME = torch._C._autograd.DeviceType.CPU, Level.OP, Level.RUNTIME
 
 
+_RUNTIME_CALL = re.compile(r"cu(?:da)?[A-Z]")
+"""The begin of the name of a call of CUDA's runtime (`cudaLaunchKernel`) or driver (`cuLaunchKernel`, Triton's)."""
+
+
 def _on_host(event: Any) -> bool:
     return bool(event.device_type() == _CPU)
 
@@ -254,7 +259,7 @@ def _category(event: Any) -> str:
     if event.name() == "[memory]":
         return "cpu_instant_event"
     if _on_host(event):
-        return "cuda_runtime" if event.name().startswith("cuda") else "cpu_op"
+        return "cuda_runtime" if _RUNTIME_CALL.match(event.name()) else "cpu_op"
     return "gpu_memcpy" if event.name().startswith(("Memcpy", "Memset")) else "kernel"
 
 

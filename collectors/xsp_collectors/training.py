@@ -75,7 +75,11 @@ class TrainingCalls(Collector):
             return
         wrapper = self._wrap_engine(original)
         setattr(torch.autograd, _ENGINE, wrapper)
-        self._undo.append(lambda: setattr(torch.autograd, _ENGINE, original))
+        self._undo.append(lambda: self._unwrap_engine(wrapper, original))
+
+    def _unwrap_engine(self, wrapper: Callable[..., Any], original: Callable[..., Any]) -> None:
+        if getattr(torch.autograd, _ENGINE, None) is wrapper:  # else the program has replaced it
+            setattr(torch.autograd, _ENGINE, original)
 
     def close(self) -> None:
         """Undo what `open` did."""

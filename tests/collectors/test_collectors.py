@@ -21,10 +21,11 @@ from xsp.record import calibration  # noqa: E402
 from xsp.record.calibration import cost_per_span  # noqa: E402
 from xsp.schema import Level  # noqa: E402
 from xsp.testing import check_collector  # noqa: E402
+from xsp_collectors import torchops  # noqa: E402
 from xsp_collectors.dataloading import DataLoading  # noqa: E402
 from xsp_collectors.modules import ModuleCalls  # noqa: E402
 from xsp_collectors.onednn import OneDnnPrimitives  # noqa: E402
-from xsp_collectors.tensors import describe, sketch, sketch_of, tensor_bytes  # noqa: E402
+from xsp_collectors.tensors import describe, first_shape, sketch, sketch_of, tensor_bytes  # noqa: E402
 from xsp_collectors.torchops import TorchOps  # noqa: E402
 from xsp_collectors.training import TrainingCalls  # noqa: E402
 
@@ -291,3 +292,88 @@ def test_tensors_are_found_in_nested_arguments_and_none_is_kept():
     assert describe(sketch((torch.zeros(5, 1),), {})) == ("[[5, 1]]", "float32", 5)
     assert tensor_bytes(sketch_of((torch.zeros(2), {"x": torch.zeros(3)}))) == 20
     assert tensor_bytes(sketch_of("text")) is None
+
+
+def test_tensors_without_a_shape_are_left_out():
+    parts = [torch.zeros(2, 3), torch.zeros(4, 3)]
+    for given in (torch.nested.nested_tensor(parts), torch.nested.nested_tensor(parts, layout=torch.jagged)):
+        assert (sketch((given,), {}), sketch((given, 1), {}), sketch_of([given])) == ([], [], [])
+        assert (first_shape((given,), {}), first_shape((1, given), {})) == (None, None)
+
+    class Mute(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            raise KeyError("mine")
+
+    mute = torch.zeros(2).as_subclass(Mute)
+    assert (sketch((mute,), {}), first_shape((mute,), {})) == ([], None)
+    assert first_shape((torch.zeros(()), torch.zeros(5, 1)), {}) == (5, 1)
+
+
+def test_a_layer_with_a_sparse_parameter_has_the_bytes_that_it_holds():
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(4).to_sparse())
+
+        def forward(self, x):
+            return torch.sparse.mm(self.weight, x)
+
+    model = Sparse()
+    (layer,) = [
+        span for span in check_collector(ModuleCalls(), lambda: model(torch.ones(4, 2))) if span.kind == "module"
+    ]
+    assert layer.param_bytes == 4 * 4 + 2 * 4 * 8
+
+
+def test_what_the_program_puts_around_the_autograd_engine_meanwhile_stays():
+    original = torch.autograd._engine_run_backward
+    training = TrainingCalls()
+    training.open()
+    ours = torch.autograd._engine_run_backward
+    theirs = torch.autograd._engine_run_backward = lambda *args, **kwargs: ours(*args, **kwargs)
+    try:
+        training.close()
+        assert torch.autograd._engine_run_backward is theirs
+    finally:
+        torch.autograd._engine_run_backward = original
+
+
+@pytest.mark.parametrize(("value", "is_used"), [("1", True), ("profile_exec", True), ("0", False), ("none", False)])
+def test_verbose_output_that_the_program_asked_for_is_left_to_it(monkeypatch, value, is_used):
+    monkeypatch.setenv("ONEDNN_VERBOSE", value)
+    reason = OneDnnPrimitives().available()
+    assert ("ONEDNN_VERBOSE: unset it" in (reason or "")) == is_used
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("cudaLaunchKernel", "cuda_runtime"),
+        ("cuLaunchKernel", "cuda_runtime"),
+        ("aten::cudnn_convolution", "cpu_op"),
+        ("cudnn::fused", "cpu_op"),
+        ("cumsum", "cpu_op"),
+    ],
+)
+def test_calls_of_the_driver_are_no_operators_in_a_torch_that_does_not_say_what_an_event_is(name, category):
+    class Event:
+        def name(self):
+            return name
+
+        def device_type(self):
+            return torch._C._autograd.DeviceType.CPU
+
+    assert torchops._category(Event()) == category
+
+
+@pytest.mark.parametrize(("captures", "waited"), [(False, [0, 2]), (True, [])])
+def test_a_step_ends_when_all_devices_that_the_program_uses_have_ended(monkeypatch, captures, waited):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda device: device != 1, raising=False)
+    ModuleCalls().settle()
+    assert waits == waited

@@ -19,6 +19,7 @@ pytest.importorskip("opentelemetry.sdk")
 import services
 import torch
 from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -78,6 +79,28 @@ def test_a_model_that_is_called_twice_has_two_spans_and_both_have_their_layers(s
         assert traced.counts[:3] == (2, 2, 2)
     assert service.shown().count("shop Sequential") == 2
     assert service.shown().count("shop.layer 0") == 2
+
+
+def test_a_processor_that_raises_at_the_end_of_a_models_span_ends_no_thread_of_xsp(service: Service) -> None:
+    class Raises(SpanProcessor):
+        """Raises once."""
+
+        left = 1
+
+        def on_end(self, span: Any) -> None:
+            if span.name == "Sequential" and self.left:
+                self.left -= 1
+                raise KeyError("mine")
+
+    net = model()
+    service.provider.add_span_processor(Raises())
+    with xsp.instrument(net, sample=1.0, levels="model/layer", provider=service.provider) as traced:
+        for _ in range(3):
+            with service.request():
+                net(X)
+            traced.flush()
+        assert traced.counts[:3] == (3, 3, 3)
+        assert traced.counts.delivered == 3 * 3
 
 
 def test_levels_say_how_deep_to_look(service: Service) -> None:

@@ -15,7 +15,10 @@ import xsp
 from xsp.cli import __main__ as entry
 from xsp.errors import UsageError
 from xsp.launch import program, ranks
+from xsp.launch import run as launched
 from xsp.launch.program import Elsewhere, Program, read
+from xsp.launch.run import Launch
+from xsp.record.settings import Settings
 
 PROGRAM = """
 import json, sys
@@ -117,6 +120,7 @@ def test_what_the_package_of_a_module_raises_is_the_programs_own_error(place: Pa
         ("-m missing.train", "No module named 'missing'; modules are looked for from "),
         ("-m pkg.missing", "there is no module of this name"),
         ("-m pkg", "a package without __main__.py; name a module in it"),
+        ("python python -O train.py", "python: another interpreter, python, follows it; name one of them"),
         ("-m train.py", "this is a file; type `xsp run train.py`"),
         ("pkg", "has no __main__.py"),
         ("notebook.ipynb", "jupyter nbconvert --to script notebook.ipynb"),
@@ -198,6 +202,41 @@ def test_an_interpreter_without_xsp_is_said_and_another_with_it_is_taken(
         assert read(["python3", "train.py"]) == found
     said = capsys.readouterr().err
     assert said == f"xsp: {fake} has no xsp: the program runs in {sys.executable}\n"
+
+
+def test_a_long_option_of_python_takes_its_value(place: Path) -> None:
+    option = ("--check-hash-based-pycs", "always")
+    script = Program(str(place / "train.py"), ("--lr", "1"))
+    assert read([sys.executable, *option, *script.words]) == Elsewhere(sys.executable, option, script)
+    joined = ("--check-hash-based-pycs=always",)
+    assert read([sys.executable, *joined, *script.words]) == Elsewhere(sys.executable, joined, script)
+
+
+def test_a_directory_that_is_named_by_dots_has_the_name_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "app" / "sub")
+    assert [Program(each).name for each in (".", "..", "../sub/..", "../x.py")] == ["sub", "app", "app", "x"]
+    how = Launch(Program(".", ("--lr", "1")), Settings())
+    assert launched._typed(how) == ("run", ".", "--lr", "1")
+
+
+def test_a_name_that_no_file_can_have_is_refused_as_a_file_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read(["x" * 5000])
+
+
+def test_a_launcher_that_cannot_be_imported_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").write_text("raise RuntimeError('no compiler')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UsageError, match=r"deepspeed: cannot be imported \(RuntimeError: no compiler\)"):
+        ranks.found_in(["deepspeed", "train.py"])
 
 
 # --- launchers ----------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ pytest.importorskip("torch")
 import torch
 
 import xsp
-from xsp.record.autostep import AutoStep
+from xsp.record.autostep import LONGEST_PREFIX, AutoStep, Order
+from xsp.subjects import Subjects
 
 
 class Program:
@@ -65,6 +66,15 @@ def recorded(out: Path, work: list[Callable[[], None]]) -> xsp.Trace:
 
 def kinds_of(trace: xsp.Trace) -> Counter[str]:
     return Counter({kind["name"]: kind["steps"] for kind in trace.run["kinds"]})
+
+
+def test_a_program_that_only_predicts_does_not_fill_the_memory() -> None:
+    order, net = Order(Subjects()), torch.nn.Linear(2, 2)
+    for _ in range(1000):
+        order.called(net, trains=False)
+    assert len(order._before) == LONGEST_PREFIX + 1
+    assert not order.leads(net)
+    assert order.misleads(net)
 
 
 @pytest.mark.parametrize("of", ["plain", "with_criterion"])

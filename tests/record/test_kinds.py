@@ -9,7 +9,7 @@ import pytest
 
 import xsp
 from xsp.record.autostep import AutoStep
-from xsp.record.kinds import MOST_KINDS, OTHER, Batch, Kinds
+from xsp.record.kinds import MOST_KINDS, MOST_WORDS, OTHER, Batch, Kinds
 from xsp.schema import Kind
 
 
@@ -40,6 +40,17 @@ def test_sizes_count_by_powers_of_two() -> None:
     assert [Kinds().ended([call(1, 8, 100)]).kind.number] == [0]
     kinds = Kinds()
     assert [kinds.ended([call(1, 8, length)]).kind.number for length in lengths] == [0, 0, 0, 0, 1, 2, 1]
+
+
+def test_steps_that_all_differ_do_not_fill_the_memory() -> None:
+    kinds = Kinds()
+    for length in range(90):
+        kinds.ended([call(1, 1, length, trains=False) for length in range(length, length + 900)])
+    assert sum(map(len, kinds._by_outline)) <= MOST_WORDS
+    for number in range(3 * MOST_KINDS):
+        kinds.ended([call(number, 4)])
+    assert len(kinds._by_form) <= MOST_KINDS
+    assert kinds.all[-1].name == OTHER
 
 
 def test_two_modules_of_one_class_are_two_kinds_and_named_so() -> None:

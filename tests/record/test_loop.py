@@ -137,6 +137,31 @@ def test_what_is_unknown_of_a_step_is_folded_into_no_mean() -> None:
     assert {(each.faults, each.system_ns) for each in held} == {(UNKNOWN, UNKNOWN), (6, 8)}
 
 
+def test_steps_that_were_timed_in_stretches_keep_their_times_when_they_are_folded() -> None:
+    rows = Loop()
+    for step in range(WHOLE):
+        rows.add(row(step, MS))
+    rows.take()
+    for place in range(12):
+        rows.add(row(WHOLE + 1000 * place, 7000, steps=1000, before_ns=1000, faults=3, system_ns=10))
+    rows.add(row(WHOLE + 12000, 500_000, steady=0))
+    held = [Row(*each) for each in _whole(rows.take())]
+    assert sum(each.steps for each in held) == 12001
+    assert {each.dur_ns for each in held[:-1]} == {7000}
+    assert {(each.before_ns, each.faults, each.system_ns) for each in held[:-1]} == {(1000, 3, 10)}
+    assert (held[-1].steps, held[-1].dur_ns) == (1, 500_000)
+
+
+def test_several_unknown_values_in_turn_are_folded_into_no_mean() -> None:
+    rows = Loop()
+    for step in range(WHOLE + 30):
+        unknown = step % 10 < 5
+        rows.add(row(step, 9, faults=UNKNOWN if unknown else 6, system_ns=UNKNOWN if unknown else 8))
+    held = [Row(*each) for each in _whole(rows.take())]
+    assert {(each.faults, each.system_ns) for each in held} == {(UNKNOWN, UNKNOWN), (6, 8)}
+    assert {each.steps for each in held[WHOLE:]} == {5}
+
+
 def _whole(content: bytes) -> list[tuple[int, ...]]:
     import array
 

@@ -195,3 +195,37 @@ def test_a_process_of_its_own_does_not_join_a_job(tmp_path: Path) -> None:
     assert recorded(out=tmp_path / "own") == tmp_path / "own-2"
     with pytest.raises(OutputError):
         output.claim(tmp_path / "own", rundir.hold)
+
+
+def test_a_rank_that_torchrun_starts_again_replaces_its_run_of_the_attempt_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `xsp run torchrun --max-restarts 1`, which names the directory to its ranks."""
+    said = {"WORLD_SIZE": "2", "RANK": "1", output.JOB_VARIABLE: str(tmp_path), "TORCHELASTIC_RESTART_COUNT": "0"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    settings: dict[str, Any] = {**BARE, "out": tmp_path / "job", "next_free": False, "needs_run": True}
+    for attempt in "01":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        with profile.of(Settings(**settings)) as prof:
+            for _ in range(3 + int(attempt)):
+                with prof.step():
+                    pass
+    assert prof.out == tmp_path / "job" / "rank-0001"
+    assert seen(prof.out) == 4
+    assert capsys.readouterr().err == "xsp: rank 1 was started again: its run replaces that of the attempt before\n"
+    monkeypatch.delenv(output.JOB_VARIABLE)
+    with pytest.raises(OutputError, match="a run is there already"), profile.of(Settings(**settings)):
+        pass
+
+
+def test_a_block_that_is_entered_again_counts_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prof, places = profile("train", out=tmp_path / "run", **BARE), []
+    for epoch in range(3):
+        with prof:
+            for _ in range(3 + epoch):
+                with prof.step():
+                    pass
+        places.append((prof.out.name, seen(prof.out), prof.steps_stored))
+    assert places == [("run", 3, 3), ("run-2", 4, 4), ("run-3", 5, 5)]
+    assert capsys.readouterr().err.count("is taken") == 2

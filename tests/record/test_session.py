@@ -10,6 +10,8 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,12 @@ torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
 from xsp import cli, identity, rundir  # noqa: E402
-from xsp.collector import Collector  # noqa: E402
+from xsp.collector import Collector, Signal  # noqa: E402
 from xsp.errors import LevelError, UsageError  # noqa: E402
 from xsp.health import health  # noqa: E402
 from xsp.levels import parse_levels  # noqa: E402
+from xsp.record import blocks  # noqa: E402
+from xsp.record.autostep import AutoStep, Proof  # noqa: E402
 from xsp.record.schedule import Schedule  # noqa: E402
 from xsp.schema import Level, Span  # noqa: E402
 
@@ -292,6 +296,55 @@ def test_a_forked_child_does_not_record(tmp_path):
     assert prof.steps_stored == 1
 
 
+FORKS = """
+    import os, sys
+    import torch
+    torch.set_num_threads(1)
+    model, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    for _ in range(9):
+        model(x)
+    child = os.fork()
+    for _ in range(200):
+        model(x)
+    if child:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    sys.exit(5)
+"""
+
+
+def test_a_forked_child_that_goes_on_leaves_the_run_and_its_tables_to_the_parent(tmp_path):
+    (tmp_path / "forks.py").write_text(textwrap.dedent(FORKS))
+    command = [sys.executable, "-m", "xsp.cli", "run", "--levels", "M", "--every", "3", "--out", "run", "forks.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("stored in")) == (5, 1), done.stderr
+    assert xsp.load(tmp_path / "run").run["steps"]["seen"] == 209
+    assert not (tmp_path / "run" / "progress.json").exists()
+
+
+def test_what_a_forked_child_finds_is_no_step_and_what_it_left_open_never_ends(tmp_path):
+    listeners = []
+
+    def listener(session):
+        listeners.append(AutoStep(session))
+        return listeners[0]
+
+    model, x = nn.Linear(8, 8).eval(), torch.randn(4, 8)
+    options = {"levels": "M", "warmup": 0, "settle": False, "samples": False, "listener": listener}
+    with xsp.profile("x", out=tmp_path / "run", **options) as prof:
+        model(x)
+        seen, open_step = prof._steps.seen, prof.step()
+        open_step.__enter__()
+        child = os.fork()
+        if child == 0:
+            open_step.__exit__(None, None, None)
+            for _ in range(9):
+                model(x)
+            os._exit(prof._steps.seen - seen)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        open_step.__exit__(None, None, None)
+    assert prof.steps_stored == 2
+
+
 PROGRAM = """
     import os, signal, sys
     import torch, xsp
@@ -480,6 +533,52 @@ def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch_alone(tmp_path)
     assert found[7] > 5, "data_ms"
 
 
+def test_a_second_interrupt_at_the_end_of_a_block_leaves_nothing_installed(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    before = nn.Module.__call__
+    prof = xsp.profile("p", out=tmp_path / "run", levels="M", samples=False)
+    with pytest.raises(KeyboardInterrupt), prof:
+        monkeypatch.setattr(prof._steps.storing, "wait", interrupted)
+    assert nn.Module.__call__ is before
+    assert prof._writer.gone
+    with (
+        xsp.profile("next", out=tmp_path / "next", levels="M", warmup=0, settle=False, samples=False) as after,
+        after.step(),
+    ):
+        pass
+    assert after.steps_stored == 1
+
+
+@pytest.mark.parametrize("where", ["begin", "end"])
+def test_an_interrupt_around_a_step_does_not_keep_the_next_ones_from_being_recorded(tmp_path, monkeypatch, where):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with xsp.profile("p", out=tmp_path / "run", levels="M", warmup=0, settle=False, samples=False) as prof:
+        monkeypatch.setattr(prof._steps.between, where, interrupted)
+        with pytest.raises(KeyboardInterrupt), prof.step():
+            pass
+        monkeypatch.undo()
+        with prof.step():
+            pass
+        assert not prof._steps.taken.locked()
+    assert prof.steps_stored >= 1
+
+
+def test_waits_for_data_of_another_thread_are_no_waits_of_the_steps(tmp_path):
+    with xsp.profile("p", out=tmp_path / "run", levels="M", collectors=[], samples=False) as prof:
+        with prof.step():
+            pass
+        hear = prof._steps.listener(None)
+        ahead = threading.Thread(target=hear, args=(Signal.DATA_END, 700))
+        ahead.start()
+        ahead.join()
+        hear(Signal.DATA_END, 50)
+        assert prof._steps.waited_ns == 50
+
+
 def test_a_named_block_around_several_steps_belongs_to_none_of_them(tmp_path):
     model, x = nn.Linear(8, 8), torch.randn(4, 8)
     with xsp.profile("epochs", out=tmp_path / "run", levels="M", warmup=0, settle=1, samples=False) as prof:
@@ -506,6 +605,84 @@ def test_text_that_is_none_neither_ends_the_program_nor_keeps_a_step_from_the_di
     assert trace.sql("SELECT DISTINCT name FROM spans WHERE kind = 'user'").fetchall() == [("caf?.csv",)]
     named = "SELECT DISTINCT name FROM spans WHERE kind = 'module' AND type = 'Linear'"
     assert trace.sql(named).fetchall() == [("l?",)]
+
+
+def test_of_blocks_around_one_step_each_those_of_recorded_steps_stay_for_the_end():
+    kept, since_ns = blocks.Blocks(), 0
+    for step in range(100):
+        begins = 1000 * step + 1
+        kept.ended += [_block("inside", begins + 400, 100)]
+        if step % 10 == 0:  # recorded
+            assert {each.name for each in kept.take(since_ns)} <= {"inside", "iteration"}
+        else:
+            kept.drop(since_ns)
+        since_ns = begins + 800
+        kept.ended += [_block("iteration", begins + 200, 700)]
+    kept.ended += [_block("epoch", 1, 99_990)]
+    names = Counter(each.name for each in kept.take())
+    assert names == {"iteration": 10 + 1, "epoch": 1}, "and the last one, after which no step came"
+
+
+def _block(name: str, start_ns: int, dur_ns: int) -> Span:
+    return Span(level=Level.APPLICATION, kind="user", name=name, start_ns=start_ns, dur_ns=dur_ns)
+
+
+def test_blocks_may_be_named_by_numbers_and_paths(tmp_path):
+    class Mute:
+        def __str__(self):
+            raise KeyError("mine")
+
+    with xsp.profile("p", out=tmp_path / "run", levels="M", warmup=0, settle=False, samples=False) as prof:
+        for name in (7, Path("a/b"), Mute()):
+            with prof.step(), xsp.span(name):
+                pass
+    trace = xsp.load(tmp_path / "run")
+    assert trace.run["steps"]["lost"] == 0
+    named = "SELECT name FROM spans WHERE kind = 'user' ORDER BY name"
+    assert trace.sql(named).fetchall() == [("7",), ("Mute",), ("a/b",)]
+    assert trace.sql("SELECT count(*) FROM spans WHERE kind = 'step'").fetchall() == [(3,)]
+
+
+def test_a_batch_size_may_be_of_numpy_or_a_tensor_and_what_is_no_number_is_noted(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    options = {"levels": "M", "warmup": 0, "settle": False, "samples": False, "batch_size": numpy.int64(16)}
+    with xsp.profile("p", out=tmp_path / "run", **options) as prof:
+        for samples in (numpy.int32(8), torch.tensor(4), None, 2.5, "3", -1):
+            with prof.step(batch_size=samples):
+                pass
+    trace = xsp.load(tmp_path / "run")
+    assert trace.run["finished"] is True
+    sizes = "SELECT batch_size FROM spans WHERE kind = 'step' ORDER BY step"
+    assert trace.sql(sizes).fetchall() == [(8,), (4,), (16,), (16,), (16,), (16,)]
+    assert sum("got no whole number" in note["text"] for note in trace.run["notes"]) == 1
+
+
+def test_a_result_of_the_programs_own_class_may_raise_anything():
+    class Result(dict):
+        __getattr__ = dict.__getitem__  # as in many programs: KeyError, not AttributeError
+
+    Proof().called(3, Result(loss=torch.ones(1, requires_grad=True).sum()))
+
+
+def test_models_of_nested_tensors_and_traced_ones_run_as_they_do_without(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3)).eval()
+    parts = [torch.ones(2, 3), torch.ones(4, 3)]
+    inputs = [torch.nested.nested_tensor(parts), torch.nested.nested_tensor(parts, layout=torch.jagged)]
+    expected = [[each.tolist() for each in model(given).unbind()] for given in inputs]
+    found = []
+    options = {"warmup": 0, "settle": False, "samples": False, "listener": AutoStep}
+    with warnings.catch_warnings(record=True) as warned, xsp.profile("p", out=tmp_path / "run", **options) as prof:
+        warnings.simplefilter("always")
+        for _ in range(6):
+            found.append([[each.tolist() for each in model(given).unbind()] for given in inputs])
+        traced = torch.jit.trace(model, parts[0])
+    assert found == [expected] * 6
+    assert traced(parts[1]).tolist() == model(parts[1]).tolist()
+    assert not [each for each in warned if issubclass(each.category, torch.jit.TracerWarning)]
+    assert (prof.steps_lost, prof.steps_stored > 9) == (0, True)
+    trace = xsp.load(tmp_path / "run")
+    assert trace.run["finished"] is True
+    assert {note["source"] for note in trace.run["notes"]} <= {"onednn"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")

@@ -56,7 +56,7 @@ def test_what_a_block_was_given_is_in_its_settings(tmp_path: Path) -> None:
         (Path("b"), "b", "b"),
         ("org/model", "org/model", "runs/org-model"),
         ("b.run", "b.run", "runs/b.run"),
-        ("..", "..", "runs/.."),
+        ("..", "..", "runs/run"),
     ],
 )
 def test_a_path_in_place_of_the_name_is_where_the_run_goes(given: Any, name: str, place: str) -> None:
@@ -79,6 +79,8 @@ def test_a_path_for_a_name_beside_another_one_is_refused() -> None:
         ({"warmup": -1}, "warmup=-1: the number of warm-up steps cannot be negative"),
         ({"settle": -1}, "settle=-1: the number of steps cannot be negative"),
         ({"every": 0}, "every=0: one step in so many"),
+        ({"batch_size": 0}, "batch_size=0: the samples of a step are a number"),
+        ({"batch_size": 2.5}, "batch_size=2.5: the samples of a step are a number"),
         ({"budget": "all"}, "budget='all': write a share"),
         ({"budget": ""}, "budget='': write a share"),
         ({"levels": "M/Q"}, "Q"),

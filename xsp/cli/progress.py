@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -44,7 +45,8 @@ def shown(quiet: bool) -> Iterator[Progress]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # FORCE_COLOR, which notebooks and CI set, would make the bar add a line to a file at each update
-    console = Console(stderr=True, force_terminal=None if sys.stderr.isatty() else False)
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None if the descriptor is closed
+    console = Console(stderr=True, force_terminal=None if is_terminal else False)
     bar = Bar(*columns, console=console, auto_refresh=False)
     with ExitStack() as opened:
 
@@ -88,7 +90,7 @@ def show_result(out: Path, remarks: bool = True) -> None:
         trace = load.load(out)
         console.print(text.overview(trace))
     tell(f"\nstored in {shown_path(out)}; next:")
-    first = shown_path(found[0])
+    first = shlex.quote(shown_path(found[0]))
     tell(f"  xsp report {first}            timeline, charts and tables in one page")
     tell(f"  xsp analyze {first} A2 A10    any table, also as csv, json or parquet")
     if remarks and len(found) == 1:

@@ -20,10 +20,13 @@ examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from xsp import rundir
 from xsp.cli import counters, options
@@ -104,7 +107,7 @@ def run(given: argparse.Namespace) -> int:
         settings=options.recorded(given, program.name),
         step=given.step,
         says_where=not given.quiet,
-        shows_line=not given.quiet and sys.stderr.isatty(),
+        shows_line=not given.quiet and sys.stderr is not None and sys.stderr.isatty(),
         one_at_a_time=given.one_at_a_time,
         counting=given.counting,
     )
@@ -119,10 +122,7 @@ def run(given: argparse.Namespace) -> int:
         say(f"the serialised re-run decided {found} parents")
     if given.counters and code == 0:
         counters.once_more(lambda: count(how, run))
-    if not given.quiet:
-        _show(run, code == 0 and not given.no_advice)
-    elif reason := rundir.read_job(run).empty:
-        say(f"{run}: no step was stored: {reason}")
+    _show(run, given.quiet, code == 0 and not given.no_advice)
     return code
 
 
@@ -156,6 +156,8 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
             "--resolve finds parents after the run: omit --otlp, and send the run afterwards with `xsp export`"
         )
     options.check_counting(given)
+    if given.resolve and given.once_each:
+        raise UsageError("--resolve needs the steps of one run: omit --once-each")
     if given.counters and given.once_each:
         raise UsageError("--counters needs the kernels of one run: omit --once-each")
     if given.budget not in (None, "off") and (given.once_each or given.counters or given.resolve):
@@ -169,12 +171,33 @@ def _refuse_what_does_not_go_with(job: Job, given: argparse.Namespace) -> None:
         raise UsageError(f"--resolve, --counters and --once-each do not go with {job.name}: omit them")
 
 
-def _show(out: Path, remarks: bool) -> None:
-    """Print the first tables; if the script did no step, report that instead of failing."""
+def _show(out: Path, quiet: bool, remarks: bool) -> None:
+    """Print the first tables, or only why there are none; a failure is reported, and the program's exit code stays."""
     from xsp.cli import progress
-    from xsp.errors import TraceError
+    from xsp.errors import XspError
 
+    shows = not quiet and sys.stdout is not None and _is_written(sys.stdout)
     try:
-        progress.show_result(out, remarks)
-    except TraceError as error:
+        if shows:
+            progress.show_result(out, remarks)
+        elif quiet and (reason := rundir.read_job(out).empty):
+            say(f"{out}: no step was stored: {reason}")
+    except XspError as error:
         say(str(error))
+    except (Exception, SystemExit) as error:  # rich exits if nobody reads
+        reason, again = f"{type(error).__name__}: {error}", f"xsp report {shlex.quote(str(out))}"
+        say(f"{out}: the tables could not be printed ({reason}); type `{again}`")
+    if shows and not _is_written(sys.stdout):
+        with contextlib.suppress(OSError, ValueError):  # what xsp printed would fail again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_written(stream: TextIO) -> bool:
+    """Write what a stream buffers, and return whether that was possible; if not, Python reports it at its end."""
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    except Exception:  # it is closed, or the program's own
+        return True
+    return True

@@ -6,6 +6,7 @@ see `windows`. A forked process makes all of this anew: locks, counts, queues an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import sys
@@ -199,7 +200,8 @@ class Calls:
                     self.fail(call.model, error, on_its_way=True)
             finally:
                 for call in made:
-                    call.span.end(call.end + call.anchor.offset_ns)
+                    with contextlib.suppress(Exception):  # a processor of the service may raise; the thread goes on
+                        call.span.end(call.end + call.anchor.offset_ns)
                 self._forget(calls)
 
     def _rows(self, ended: Call | Window) -> list[Span]:

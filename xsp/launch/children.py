@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,13 +21,16 @@ from xsp.record.terminal import say
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run a command to its end, pass on the signals that are meant for it, and return its exit code.
 
+    If a signal ends it, the code is that of a shell, 128 and the signal's number.
+
     Raises:
         KeyboardInterrupt: xsp was interrupted; it is raised after the command has ended.
     """
     process = subprocess.Popen(command, env=environment)
     with _passing_on(signal.SIGTERM, process):
         try:
-            return process.wait()
+            code = process.wait()
+            return code if code >= 0 else 128 - code
         except KeyboardInterrupt:
             if not _is_from_terminal():  # the terminal signals all processes of its group
                 process.send_signal(signal.SIGINT)
@@ -91,4 +95,4 @@ def _where(run: Path) -> str:
         has_steps = False
     if not has_steps:
         return f"interrupted before the first step was stored: there is nothing in {shown(run)} to be shown"
-    return f"interrupted; what was recorded is in {shown(run)}: `xsp report {shown(run)}`"
+    return f"interrupted; what was recorded is in {shown(run)}: `xsp report {shlex.quote(shown(run))}`"

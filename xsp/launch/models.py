@@ -116,6 +116,9 @@ def _model_options(settings: models.Settings) -> list[str]:
     """Return the command-line options that build a model in the same way."""
     given = ["--batch", str(settings.batch), "--sequence", str(settings.sequence), "--device", settings.device]
     given += ["--train"] if settings.train else []
+    for phase in ("prefill", "decode"):
+        number = getattr(settings, phase)
+        given += [f"--{phase}", str(number)] if number is not None else []
     return given + (["--input", "x".join(map(str, settings.shape))] if settings.shape is not None else [])
 
 

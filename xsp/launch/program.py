@@ -63,7 +63,7 @@ class Program:
     @property
     def name(self) -> str:
         """The name of its run."""
-        name = self.target.removesuffix(".__main__") if self.is_module else Path(self.target).absolute().stem
+        name = self.target.removesuffix(".__main__") if self.is_module else Path(os.path.abspath(self.target)).stem
         return name.encode("utf-8", "replace").decode().replace("?", "-")  # undecodable bytes become dashes
 
 
@@ -78,8 +78,9 @@ class Elsewhere:
     def go_on(self, xsp: Sequence[str]) -> NoReturn:
         """Replace this process by that interpreter, with xsp's own options as they were typed."""
         words = [self.interpreter, *self.options, "-m", "xsp.cli", "run", *xsp, *self.program.words]
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
         os.execv(self.interpreter, words)
 
 
@@ -100,7 +101,7 @@ def read(words: Sequence[str], is_module: bool = False) -> Program | Elsewhere:
         return Program(_module(first), rest, is_module=True)
     if _PYTHON.fullmatch(Path(first).name) and not Path(first).is_dir():
         return _interpreted(first, rest)
-    if Path(first).exists():
+    if _exists(first):
         _refuse_what_is_no_python(Path(first))
         return Program(first, rest)
     if Path(first).name in _STARTERS:
@@ -115,9 +116,18 @@ def read(words: Sequence[str], is_module: bool = False) -> Program | Elsewhere:
     return _command(first, Path(found), rest)
 
 
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); give the path of a Python file") from error
+
+
 def _module(name: str) -> str:
     if name.endswith(".py") and Path(name).is_file():
-        raise UsageError(f"-m {name}: this is a file; type `xsp run {name}`, or -m with the name of a module")
+        raise UsageError(
+            f"-m {name}: this is a file; type `xsp run {shlex.quote(name)}`, or -m with the name of a module"
+        )
     return name
 
 
@@ -147,7 +157,7 @@ def _refuse_what_is_no_python(path: Path) -> None:
     if path.suffix == ".ipynb":
         raise UsageError(
             f"{path}: a notebook; put `with xsp.profile(…)` into a cell, or make a script of it with "
-            f"`jupyter nbconvert --to script {path}`"
+            f"`jupyter nbconvert --to script {shlex.quote(str(path))}`"
         )
     interpreter = _shebang(path)
     if (interpreter is not None and "python" not in interpreter) or path.suffix == ".sh":
@@ -166,7 +176,7 @@ def _command(name: str, path: Path, rest: tuple[str, ...]) -> Program:
     return Program(str(path), rest)
 
 
-_LONG = "'''exec'"
+_EXEC = "'''exec'"
 
 
 def _shebang(path: Path) -> str | None:
@@ -180,9 +190,9 @@ def _shebang(path: Path) -> str | None:
         return None
     if not first.startswith("#!"):
         return None
-    if second.startswith(_LONG):  # installers write long paths and paths with blanks so
+    if second.startswith(_EXEC):  # installers write long paths and paths with blanks so
         with contextlib.suppress(ValueError, IndexError):
-            return shlex.split(second.removeprefix(_LONG))[0]
+            return shlex.split(second.removeprefix(_EXEC))[0]
     words = [word for word in first.removeprefix("#!").split() if not word.startswith("-")]
     return next(iter(words[1:] if words and Path(words[0]).name == "env" else words), None)
 
@@ -225,7 +235,8 @@ def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
     if not words or words[0] == "-":
         raise UsageError(f"{name}: name the program, `xsp run {name} train.py`; {_STDIN}")
     found = read(words)
-    assert isinstance(found, Program)
+    if not isinstance(found, Program):
+        raise UsageError(f"{name}: another interpreter, {words[0]}, follows it; name one of them, then the program")
     return tuple(options), found
 
 

@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import io
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -117,6 +118,9 @@ def _parsed(name: str, launcher: _Launcher, words: list[str]) -> Any:
         raise UsageError(
             f"{name}: not installed in {sys.executable} ({error}); pip install {launcher.package}"
         ) from error
+    except Exception as error:  # deepspeed, for instance, looks for a compiler
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{name}: cannot be imported ({reason}); try `{name} --help`") from error
     with contextlib.redirect_stderr(sys.stdout), contextlib.suppress(SystemExit):
         found = function(words) if launcher.parser == "parse_args" else function().parse_args(words)
         if (getattr(found, "user_script", None) or getattr(found, "training_script", None)) is not None:
@@ -172,7 +176,11 @@ def _finish(how: Launch, out: Path, content: dict[str, Any], code: int | None) -
         say(f"{error}; what its ranks wrote is kept")
     settings = how.settings
     if settings.otlp is not None:
-        plugins.sender()(out, settings.otlp, settings.otlp_policy).finish()  # delivers the job's own span
+        try:
+            plugins.sender()(out, settings.otlp, settings.otlp_policy).finish()  # delivers the job's own span
+        except Exception as error:
+            again = f"xsp export {shlex.quote(str(out))} --to WHERE"
+            say(f"the job's own span was not delivered ({error}); `{again}` sends the run")
 
 
 def _content(how: Launch, own: identity.Identity) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def launch(how: Launch) -> tuple[int, Path | None]:
 def _typed(how: Launch) -> tuple[str, ...]:
     """Return the typed command without directories and possible secrets."""
     program = how.program
-    target = program.target if program.is_module else PurePath(program.target).name
+    target = program.target if program.is_module else PurePath(program.target).name or program.target
     step = () if how.step == StepRule.AUTO.value else ("--step", how.step)
     return ("run", *step, *(["-m"] if program.is_module else []), target, *scrub.command(("", *program.args))[1:])
 

@@ -8,13 +8,14 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -136,8 +137,17 @@ def _compiled(source: bytes | str, file: str, named: str, function: str | None) 
             raise UsageError(
                 f"--step {function}: {named} has no such function; for one of another module write module:function"
             )
+        if any(map(_yields, found.body)):
+            raise UsageError(f"--step {function}: it {_RETURNS_EARLY}; name a function that does a step")
         found.decorator_list.append(ast.copy_location(ast.Name(_STEP, ast.Load()), found))
     return compile(tree, file, "exec", dont_inherit=True)  # with Python's file name for a main module
+
+
+def _yields(node: ast.AST) -> bool:
+    """Return whether the function around a node is a generator because of it."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+        return False
+    return isinstance(node, (ast.Yield, ast.YieldFrom)) or any(map(_yields, ast.iter_child_nodes(node)))
 
 
 _BLOCKS = (ast.If, ast.Try, ast.ExceptHandler, ast.With, ast.For, ast.While, ast.Match, ast.match_case)
@@ -184,11 +194,31 @@ def _step_in_module(session: profile, function: str) -> None:
         *outer, name = path.split(".")
         for part in outer:
             owner = getattr(owner, part)
-        setattr(owner, name, _stepping(session, getattr(owner, name)))
-    except (ImportError, AttributeError) as error:
+        found = getattr(owner, name)
+        if isinstance(owner, type):
+            found = inspect.getattr_static(owner, name)
+        bound = isinstance(found, (staticmethod, classmethod))
+        _check(found.__func__ if bound else found, path)
+        setattr(owner, name, type(found)(_stepping(session, found.__func__)) if bound else _stepping(session, found))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(
             f"--step {function}: {error}; write module:function, of a module that can be imported"
         ) from error
+
+
+def _check(found: Any, name: str) -> None:
+    """Check that a call of a function does a step, and that the function can be replaced by another one.
+
+    Raises:
+        TypeError: it is no function; or its call returns before its work begins.
+    """
+    if not (callable(found) and inspect.isroutine(found)):
+        raise TypeError(f"{name} is no function")
+    if any(each(found) for each in (inspect.isgeneratorfunction, inspect.iscoroutinefunction)):
+        raise TypeError(f"{name} {_RETURNS_EARLY}")
+
+
+_RETURNS_EARLY = "is a generator or a coroutine, whose call returns before its work begins"
 
 
 def _stepping(session: profile, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,7 +246,10 @@ def execute(main: Main, args: tuple[str, ...]) -> int:
         module.__spec__, module.__package__ = spec, spec.parent
     before = sys.modules.get("__main__")
     sys.modules["__main__"] = module
-    _executed.append(module)
+    # under xsp's own command it stays there: the program's threads and exit handlers may pickle what it defines
+    stays = before is None or _is_of_command(before)
+    if not stays:
+        _executed.append(module)
     try:
         exec(code, module.__dict__)
     except SystemExit as exit_:
@@ -231,9 +264,15 @@ def execute(main: Main, args: tuple[str, ...]) -> int:
         sys.excepthook = functools.partial(_show, sys.excepthook, code.co_filename)
         raise
     finally:
-        if before is not None:
+        if before is not None and not stays:
             sys.modules["__main__"] = before
     return 0
+
+
+def _is_of_command(main: ModuleType) -> bool:
+    """Return whether a main module is that of xsp's own command."""
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    return getattr(spec, "name", "") == "xsp.cli.__main__" or (spec is None and PurePath(file or "").stem == "xsp")
 
 
 def _show(hook: Callable[..., Any], script: str, kind: type[BaseException], error: BaseException, _: object) -> None:

@@ -239,7 +239,10 @@ class Proof:
         if self._backwards:
             return
         self._calls += 1
-        node = _graph(result)
+        try:
+            node = _graph(result)
+        except Exception:  # a result of the program's own class may raise anything
+            return
         if node is not None:
             mark = _Mark()
             node.metadata["xsp"] = mark
@@ -307,7 +310,8 @@ class Order:
             return
         number = self._number(module)
         if not trains:
-            self._before.append(number)
+            if len(self._before) <= LONGEST_PREFIX:  # a longer one is no prefix, however long
+                self._before.append(number)
             if not getattr(module, "training", True):
                 self._evaluated.add(number)
             return

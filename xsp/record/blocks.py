@@ -18,22 +18,28 @@ class Blocks:
         """Spans with times of the monotonic clock; all threads append."""
 
         self._around: list[Span] = []
+        self._since_ns = 0
+        self._was_dropped = False
 
     def take(self, since_ns: int = 0) -> list[Span]:
         """Return and forget the blocks that ended since the last call and began at `since_ns` or later.
 
-        Blocks that began earlier are around several steps: they belong to none of them, and stay for the end.
+        Blocks that began earlier are around the step before, or around several: they belong to none of them, and stay
+        for the end. Those around a step that was dropped are forgotten.
         """
         ended, self.ended = self.ended, []
+        kept_ns = self._since_ns if self._was_dropped else since_ns
+        self._since_ns, self._was_dropped = since_ns, False
         if not since_ns:
             return [*self._around, *ended]
-        self._around += [span for span in ended if span.start_ns < since_ns]
+        self._around += [span for span in ended if span.start_ns < min(kept_ns, since_ns)]
         return [span for span in ended if span.start_ns >= since_ns]
 
     def drop(self, since_ns: int) -> None:
         """Forget the blocks of a step that is not recorded, but not those around several steps."""
         if self.ended:
             self.take(since_ns)
+        self._since_ns, self._was_dropped = since_ns, True
 
 
 class _Open(threading.local):
@@ -84,7 +90,7 @@ def took(name: str, start_ns: int, end_ns: int) -> None:
                 parent_id=ids[-1] if ids else None,
                 level=Level.APPLICATION,
                 kind=Kind.USER.value,
-                name=name,
+                name=_text(name),
                 start_ns=start_ns,
                 dur_ns=end_ns - start_ns,
                 thread=threading.get_native_id(),
@@ -92,6 +98,14 @@ def took(name: str, start_ns: int, end_ns: int) -> None:
                 collector="session",
             )
         )
+
+
+def _text(name: object) -> str:
+    """Return the name of a block as text: programs name blocks by numbers and paths, too."""
+    try:
+        return name if isinstance(name, str) else str(name)
+    except Exception:  # the program's own classes may raise anything
+        return type(name).__name__
 
 
 class span:
@@ -127,7 +141,7 @@ class span:
                 parent_id=leave(self._id),
                 level=Level.APPLICATION,
                 kind=Kind.USER.value,
-                name=self.name,
+                name=_text(self.name),
                 start_ns=self._start,
                 dur_ns=end - self._start,
                 thread=threading.get_native_id(),

@@ -181,6 +181,12 @@ class Collecting:
         for collector in tuple(self.collectors):
             self._guard(collector, "hush", lambda c=collector: c.hush(quiet, but))  # type: ignore[misc]
 
+    def leave(self) -> None:
+        """Have the collectors ignore everything from now on, in a forked child; what they installed stays."""
+        for collector in self.collectors:
+            collector.notify, collector.outline = ignore, None
+        self.hush(True)
+
     def forget(self) -> None:
         """Discard the rows of a step that is not recorded."""
         for collector in tuple(self._forgetting):

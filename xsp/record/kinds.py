@@ -22,6 +22,9 @@ MOST_KINDS = 64
 MOST_KNOWN = 4096
 """Limit on the outlines that are remembered verbatim."""
 
+MOST_WORDS = 1 << 16
+"""Limit on the words of these outlines, together some ten megabytes."""
+
 OTHER = "other steps"
 NO_CALL = "steps without a module's call"
 
@@ -90,6 +93,7 @@ class Kinds:
         self._layouts = layouts if layouts is not None else {}
         self.all: list[StepKind] = []
         self._by_outline: dict[tuple[Any, ...], Known] = {}
+        self._words = 0
         self._by_form: dict[tuple[Any, ...], StepKind] = {}
         self._by_first: dict[tuple[Any, ...], StepKind] = {}
         self._instances: dict[type | None, dict[int, int]] = {}
@@ -136,9 +140,13 @@ class Kinds:
         form = tuple((word, _rounded(len(list(alike)))) for word, alike in groupby(map(_form, tokens)))
         kind = self._by_form.get(form)
         if kind is None:
-            kind = self._by_form[form] = self._new(tokens, batch_of(whole, self._layouts))
-        if len(self._by_outline) >= MOST_KNOWN:
+            kind = self._new(tokens, batch_of(whole, self._layouts))
+            if kind.name != OTHER:
+                self._by_form[form] = kind
+        self._words += len(words)
+        if len(self._by_outline) >= MOST_KNOWN or self._words > MOST_WORDS:
             self._by_outline.clear()
+            self._words = len(words)
         known = self._by_outline[words] = Known(kind, batch_of(whole, self._layouts))
         if len(kind.words) < MOST_KNOWN:
             kind.words.update(words)

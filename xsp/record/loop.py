@@ -108,6 +108,8 @@ class Loop:
         self._fold(Row(*row))
 
     def _fold(self, row: Row) -> None:
+        if row.steps > 1:  # a stretch, whose times are means
+            row = row._replace(**{name: getattr(row, name) * row.steps for name in _MEANS})
         into = self._folding
         if into is not None and (_unlike(into, row) or into.dur_ns + into.before_ns >= FOLDED_NS):
             self._end_fold()
@@ -141,4 +143,4 @@ def _unlike(a: Row, b: Row) -> bool:
 
 
 def _alike(row: Row) -> tuple[object, ...]:
-    return row.kind, row.rung, row.steady, row.status, row.samples, row.faults == UNKNOWN
+    return row.kind, row.rung, row.steady, row.status, row.samples, row.faults < 0  # also sums of what is unknown

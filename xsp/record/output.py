@@ -57,6 +57,9 @@ def claim(
     own = identity.of_this_process()
     part = part_of(own)
     job = _job(own) if part and next_free else None
+    if not next_free and _is_started_again() and (Path(path) / part / rundir.RUN_FILE).exists():
+        say(f"rank {own.rank} was started again: its run replaces that of the attempt before")
+        overwrite = True
     return _claim(Path(path), part, job, start, overwrite, next_free, says=own.rank == 0)
 
 
@@ -96,6 +99,11 @@ def _claim(
             say(f"{shown(asked)} is taken: this goes to {shown(place)} (--overwrite, overwrite=True: replace it)")
         return held
     raise AssertionError("names do not end")
+
+
+def _is_started_again() -> bool:
+    """Return whether this is a rank that torchrun, started by xsp, has started again after a failure."""
+    return JOB_VARIABLE in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def part_of(own: identity.Identity) -> str:

@@ -64,6 +64,10 @@ class Underway:
                 (self._run / PROGRESS_FILE).unlink(missing_ok=True)
         self._run, self._line = None, None
 
+    def forget(self) -> None:
+        """Show nothing any more, in a forked child: the line and the file are the parent's."""
+        self._run, self._line = None, None
+
     def _write(self, path: Path, progress: dict[str, Any]) -> None:
         """Write the file atomically; it is not flushed to the disk, because it is of no use after a crash."""
         # errors are ignored: on a full disk steps are lost, which is counted; progress is only informative

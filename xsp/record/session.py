@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -21,7 +22,7 @@ from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
-from xsp.record.settings import Settings, named
+from xsp.record.settings import Settings, named, whole
 from xsp.record.steps import UNCLOSED, Marks, Step, Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
@@ -134,7 +135,7 @@ class profile:
         """Whether the block was entered and a run is being written, or has been."""
 
         self._enabled = enabled
-        self._was_entered = not enabled
+        self._was_entered, self._has_begun = not enabled, False
         self._host: profile | None = None
         self._listener = listener
         account = Account()
@@ -198,6 +199,9 @@ class profile:
             return self
         if _active is not None:
             raise UsageError(f"the profile {_active.name!r} is active in this process; leave its block first")
+        if self._has_begun:  # entered again: a run of its own, with counts of its own
+            self._set_up(self.settings, self._listener, self.hosts, self._enabled)
+            self._was_entered = True
         began_ns = self._steps.account.began_ns = clock.monotonic_ns()
         collecting, rungs = self._steps.collecting, self.schedule.rungs
         collecting.find(self.settings.collectors, rungs[-1], Kernels.parse(self.settings.kernels))
@@ -208,7 +212,7 @@ class profile:
                 raise
             say(f"{error}. The program goes on without a profile.")
             return self
-        self.records = True
+        self.records = self._has_begun = True
         listener = self._listener(self) if self._listener is not None else None
         collecting.open(self._steps.listener(listener), self._steps.outline)
         if isinstance(self.schedule, budgets.Budgeted):
@@ -251,6 +255,17 @@ class profile:
         self._host = None
         if not self._enabled or _active is not self:
             return
+        try:
+            self._end(kind)
+        except BaseException:  # another interrupt: nothing that is installed stays
+            _active = None
+            blocks.keep_in(None)
+            self._steps.collecting.close(calibrate=False)
+            self._writer.close(0.0)
+            raise
+
+    def _end(self, kind: type[BaseException] | None) -> None:
+        global _active
         steps = self._steps
         self._marks.end()
         if steps.quiet.has_begun:
@@ -320,7 +335,10 @@ class profile:
             if quiet.left > 1:
                 quiet.marked()
                 return quiet.passing
-        step = Step(self._steps, batch_size)
+        samples = whole(batch_size) if batch_size is not None else None
+        if samples is None and batch_size is not None:
+            self.note("prof.step(batch_size=…) got no whole number above 0: the samples of these steps are not stated")
+        step = Step(self._steps, samples)
         quiet.by_context = self._marks.called(step) and not self._steps.skipped
         return step
 
@@ -418,12 +436,13 @@ class profile:
 
     def _say_what_is_left(self, delivery: dict[str, Any] | None) -> None:
         """Print on one line what was not delivered, why, and the command that sends it."""
+        again = f"xsp export {shlex.quote(str(self.out))} --resume"
         if delivery is None:
-            say(f"what was delivered is not known; `xsp export {self.out} --resume` sends it")
+            say(f"what was delivered is not known; `{again}` sends it")
         elif delivery["left"] or delivery["rejected"]:
             what = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
             why = "; ".join(delivery["messages"])
-            say(f"{what} ({why}); `xsp export {self.out} --resume` sends what is left")
+            say(f"{what} ({why}); `{again}` sends what is left")
 
 
 CHILDREN_S = 1.0
@@ -446,5 +465,6 @@ def _forget() -> None:
     profiled, _active = _active, None
     blocks.keep_in(None)
     if profiled is not None:
+        profiled.records, profiled.has_explicit_steps = False, True  # what finds steps finds none here
         profiled._writer.forget()
-        profiled._steps.between.forget()
+        profiled._steps.forget()

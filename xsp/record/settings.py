@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +63,10 @@ class Settings:
             raise UsageError(f"every={self.every}: one step in so many is recorded; write 1 or more")
         if self.warmup is not None and self.warmup < 0:
             raise UsageError(f"warmup={self.warmup}: the number of warm-up steps cannot be negative; write 0 or more")
+        if self.batch_size is not None:
+            if whole(self.batch_size) is None:
+                raise UsageError(f"batch_size={self.batch_size!r}: the samples of a step are a number; write 1 or more")
+            object.__setattr__(self, "batch_size", whole(self.batch_size))
         if self.only is not None and self.only not in rungs:
             known = ", ".join(map(rung_name, rungs))
             raise UsageError(f"{self.only.name} is none of the rungs {known}; name one of them")
@@ -88,6 +93,15 @@ class Settings:
         given += ["--every", str(self.every)] if self.every is not None else []
         given += ["--only", self.only.name.lower()] if self.only is not None else []
         return [*given, *([] if self.samples else ["--no-samples"])]
+
+
+def whole(samples: object) -> int | None:
+    """Return a number of samples (of NumPy, or a tensor) as Python's own; None if it is no whole number above 0."""
+    try:
+        number = operator.index(samples)  # type: ignore[arg-type]
+    except Exception:  # the program's own classes may raise anything
+        return None
+    return number if number > 0 else None
 
 
 def named(name: object, out: str | os.PathLike[str] | None) -> tuple[str, str | os.PathLike[str] | None]:

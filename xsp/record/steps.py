@@ -50,6 +50,9 @@ class Steps:
         self.usage = Usage()
         self.between = Between()
         self.open: Step | None = None
+        self.thread: int | None = None
+        """Native id of the thread of the last step."""
+
         self.seen = self.skipped = 0
         self.taken = threading.Lock()
         """Held by the open step."""
@@ -79,7 +82,8 @@ class Steps:
 
         def hear(signal: Signal, subject: Any) -> None:
             if signal is data:
-                self.waited_ns += subject
+                if self.thread in (None, threading.get_native_id()):  # others load ahead, while the steps go on
+                    self.waited_ns += subject
                 self.between.leave_out(subject)
             elif signal is unusual:
                 self.quiet.break_off()
@@ -194,8 +198,7 @@ class Steps:
             counts: False if the step has no meaningful end.
         """
         try:
-            end_ns = step.end_ns
-            shown_ns = 0
+            end_ns, shown_ns = step.end_ns, 0
             if self.underway.is_due(end_ns):
                 shown_ns = self.underway.show(self._progress())
                 self.account.spend(shown_ns)
@@ -208,13 +211,23 @@ class Steps:
                     step.turn, end_ns - step.start_ns, step.before_ns, end_ns + shown_ns, step.is_disturbed, step.kind
                 )
         finally:
-            if not step.turn.bare:
-                self.between.begin()
-            self.left_ns = clock.monotonic_ns()
-            self.after_ns = self.left_ns - step.end_ns
-            if step.turn.bare:
-                self.quiet.begin()
-            self.taken.release()
+            try:
+                if not step.turn.bare:
+                    self.between.begin()
+                self.left_ns = clock.monotonic_ns()
+                self.after_ns = self.left_ns - step.end_ns
+                if step.turn.bare:
+                    self.quiet.begin()
+            finally:
+                self.taken.release()
+
+    def forget(self) -> None:
+        """Leave everything to the parent, in a forked child: no step ends here, and no collector notes anything."""
+        if self.open is not None:
+            self.open._recording = False
+        self.between.forget()
+        self.underway.forget()
+        self.collecting.leave()
 
     def _progress(self) -> dict[str, Any]:
         """Return the progress of the run, for `Underway.show`."""
@@ -271,8 +284,8 @@ class Step:
         if not steps.taken.acquire(blocking=False):
             steps.skip()
             return self
-        steps.between.end()
         try:
+            steps.between.end()
             if steps.quiet.has_begun:
                 steps.quiet.end()
             self.number = steps.outline.subjects.step = steps.seen
@@ -285,7 +298,7 @@ class Step:
             self.is_disturbed = steps.storing.is_underway
             self.is_steady = steps.schedule.is_steady
             # before the outline is cleared: from here on no other thread writes to it
-            self._thread = steps.outline.thread = threading.get_native_id()
+            self._thread = steps.thread = steps.outline.thread = threading.get_native_id()
             self.turn = steps.next_turn(self._by_call)
             self._on = []
             if not self.turn.bare:

@@ -6,6 +6,7 @@ Compute replays). The other modules serve `cupti`, in this order:
 - availability: `libcupti` (whether versions fit), `claim` (whether CUPTI is taken), `cuptitrial` (a trial kernel);
 - before the program: `injection` makes libraries name their calls;
 - hot: `recording` switches records on and off, `activities` copies them into tuples, on the clock of `hostclock`;
+- after a step: `devices` waits for all devices;
 - cold: `calls`, `devicespans` and `libraries` make spans of them; `threads`, `callnames`, `demangling` and
   `kernellibraries` give these their names; `graphs` finds the layers of replayed graphs.
 

@@ -21,6 +21,7 @@ from xsp_collectors import kinetouse
 from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, graphs, libcupti
 from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Marker, Overhead, Records, Row, Wait
 from xsp_collectors.cuda.callnames import CallNames
+from xsp_collectors.cuda.devices import wait as _wait_for_devices
 from xsp_collectors.cuda.hostclock import HostClock
 from xsp_collectors.cuda.injection import Injection
 from xsp_collectors.cuda.libraries import Ranges
@@ -248,14 +249,3 @@ def _cuda_is_in_use() -> bool:
     """Return whether this process has a CUDA context and can run a kernel now; the check creates no context."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
-
-
-def _wait_for_devices() -> None:
-    """Wait for the devices on which this process has a context; waiting for another one would create one."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
-        return  # while a graph is captured nothing runs, and waiting would break the capture
-    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", lambda device: device == torch.cuda.current_device())
-    for device in range(torch.cuda.device_count()):
-        if has_context(device):
-            torch.cuda.synchronize(device)
