@@ -293,7 +293,7 @@ HOSTILE = {
         "scenario": {"kind": "multi-stream", "streams": 1024},
     },
     "a shape of many digits": {"model": {**TINY["model"], "inputs": [{"shape": [10**300] * 20}]}},
-    "a side of many digits": {"model": {**TINY["model"], "inputs": [{"steps": [{"resize": [1e300, 1e300, 0]}]}]}},
+    "a side of many digits": {"model": {**TINY["model"], "inputs": [{"steps": [{"resize": [10**299, 10**299, 0]}]}]}},
     "a large image": {"model": {**TINY["model"], "inputs": [{"steps": [{"resize": {"size": [10**6, 10**6]}}]}]}},
 }
 
