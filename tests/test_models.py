@@ -122,11 +122,58 @@ def test_a_users_file_gives_a_dictionary_among_several_inputs(tmp_path):
         ("{file}:pear", "did you mean pair"),
         ("{file}:wrong", "returned int"),
         ("{file}:broken", "raised RuntimeError: mine"),
+        ("timm:resnet18.nowhere", r"cannot be built \(RuntimeError: Invalid pretrained tag"),
+        ("transformers:bert?num_attention_heads=0", r"cannot be built \(ZeroDivisionError"),
     ],
 )
 def test_what_cannot_be_built_is_one_clear_error(file, spec, says):
+    for library in ("torchvision", "timm", "transformers"):
+        if spec.startswith(library):
+            pytest.importorskip(library)
     with pytest.raises(ModelError, match=says):
         models.load(spec.format(file=file), models.Settings())
+
+
+def test_a_seed_that_torch_does_not_take_is_one_clear_error(file):
+    with pytest.raises(ModelError, match=r"mymodels\.py:pair cannot be built \("):
+        models.load(f"{file}:pair", models.Settings(seed=1 << 70))
+
+
+def test_what_cannot_be_trained_is_one_clear_error(tmp_path):
+    path = tmp_path / "untrained.py"
+    path.write_text(
+        "import torch\n"
+        "class Silent(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return 7\n"
+        "def plain(batch_size):\n"
+        "    return torch.nn.ReLU(), torch.ones(batch_size, 2)\n"
+        "def silent(batch_size):\n"
+        "    return Silent(2, 2), torch.ones(batch_size, 2)\n"
+    )
+    with pytest.raises(ModelError, match="ReLU has no parameter that can be trained; omit --train"):
+        run(f"{path}:plain", train=True)
+    with pytest.raises(ModelError, match="returned int without a floating-point tensor"):
+        run(f"{path}:silent", train=True)
+
+
+def test_a_packed_sequence_or_another_named_tuple_is_one_input(tmp_path):
+    path = tmp_path / "packed.py"
+    path.write_text(
+        "import collections, torch\n"
+        "Pair = collections.namedtuple('Pair', 'x y')\n"
+        "class Sum(torch.nn.Module):\n"
+        "    def forward(self, pair):\n"
+        "        return pair.x + pair.y\n"
+        "def packed(batch_size):\n"
+        "    rows = [torch.ones(length, 3) for length in (4, 2)]\n"
+        "    return torch.nn.LSTM(3, 5), torch.nn.utils.rnn.pack_sequence(rows)\n"
+        "def pair(batch_size):\n"
+        "    return Sum(), Pair(torch.ones(2), torch.ones(2))\n"
+    )
+    output, _ = run(f"{path}:packed")
+    assert tuple(output.data.shape) == (6, 5)
+    assert run(f"{path}:pair").tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from xsp.cli import progress
+
 
 def test_a_file_gets_no_bar_drawn_line_below_line_whatever_the_environment_says_of_colours() -> None:
     program = """
@@ -24,3 +28,11 @@ def test_python_minus_m_xsp_is_xsp() -> None:
     ran = subprocess.run([sys.executable, "-m", "xsp", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("xsp ")
     assert subprocess.run([sys.executable, "-m", "xsp", "nothing"], capture_output=True, check=False).returncode == 2
+
+
+def test_brackets_in_a_description_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.shown(quiet=False) as show:
+        show("resnet [/x] of [fp16]\x1b[2J", 1, 2)
+    said = capsys.readouterr().err
+    assert "resnet [/x] of [fp16]" in said
+    assert "\x1b" not in said

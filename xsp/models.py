@@ -126,13 +126,19 @@ def build(spec: str, settings: Settings, device: str = "cpu") -> Built | Callabl
     source, colon, name = spec.partition(":")
     if not colon or not name:
         raise ModelError(f"{spec!r} names no model; write {_HOWTO}")
+    if not source.endswith(".py") and source not in _SOURCES:
+        known = ", ".join(_SOURCES)
+        raise ModelError(f"{spec!r}: there is no source {source!r}; there are {known} and file.py:function")
     torch = _library("torch", "xsp[torch]")
-    torch.manual_seed(settings.seed)
-    with torch.device(device) if device != "cpu" else contextlib.nullcontext():
-        if source.endswith(".py") or source in _SOURCES:
+    try:
+        torch.manual_seed(settings.seed)
+        with torch.device(device) if device != "cpu" else contextlib.nullcontext():
             made = _SOURCES[source](name, settings) if source in _SOURCES else from_file(Path(source), name, settings)
             return made if settings.prefill is None and settings.decode is None else of_phase(spec, made, settings)
-    raise ModelError(f"{spec!r}: there is no source {source!r}; there are {', '.join(_SOURCES)} and file.py:function")
+    except Exception as error:  # of a library, such as a size of 0 in a configuration, or a seed that is too large
+        if isinstance(error, ModelError) or device != "cpu":  # on "meta" the caller tries again, with memory
+            raise
+        raise ModelError(f"{spec} cannot be built ({type(error).__name__}: {_reason(error)})") from error
 
 
 def of_phase(spec: str, built: Built | Callable[[], object], settings: Settings) -> Built:
@@ -173,7 +179,7 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
     if isinstance(made, tuple) and len(made) > 1 and hasattr(made[0], "parameters"):
         model, *values = made
         kwargs = dict(values.pop()) if len(values) < 3 and isinstance(values[-1], Mapping) else {}
-        if len(values) == 1 and isinstance(values[0], tuple):
+        if len(values) == 1 and type(values[0]) is tuple:  # a named tuple, such as a packed sequence, is one input
             values = list(values[0])
         return Built(model, tuple(values), kwargs)
     wanted = "(module, input), (module, input, input, ...), or a function that does one step"
@@ -250,34 +256,25 @@ def _input(shape: tuple[int, ...]) -> str:
 def _transformers(name: str, settings: Settings) -> Built:
     transformers = _library("transformers", "xsp[models]")
     name, _, query = name.partition("?")
-    try:
-        generates = settings.prefill is not None or settings.decode is not None
-        config, make = _transformers_config(transformers, name, generates)
-        for pair in filter(None, query.split("&")):
-            key, equals, value = pair.partition("=")
-            if not equals or not hasattr(config, key):
-                raise ModelError(
-                    f"transformers:{name}: the configuration has no value {key!r}{nearest(key, vars(config))}"
-                )
-            with contextlib.suppress(ValueError):
-                value = json.loads(value)
-            setattr(config, key, value)
-        model = make(modelinputs.complete(config))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"transformers:{name} cannot be built from its configuration: {error}") from error
+    generates = settings.prefill is not None or settings.decode is not None
+    config, make = _transformers_config(transformers, name, generates)
+    for pair in filter(None, query.split("&")):
+        key, equals, value = pair.partition("=")
+        if not equals or not hasattr(config, key):
+            raise ModelError(f"transformers:{name}: the configuration has no value {key!r}{nearest(key, vars(config))}")
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+        setattr(config, key, value)
+    model = make(modelinputs.complete(config))
     if generates:
         return Built(model, (), {})
     if settings.shape is not None:
         return Built(model, (), *modelinputs.of_shape(name, model, settings.batch, settings.shape))
     longest = getattr(config, "max_position_embeddings", None)
     remedy = f"it takes up to --sequence {longest}" if isinstance(longest, int) and longest > 0 else ""
-    cut = settings.sequence == Settings.sequence
-
-    def tries(placed: Any) -> Iterator[Callable[[], dict[str, Any]]]:
-        return modelinputs.tries(placed, settings.batch, settings.sequence, cut)
-
-    kwargs = modelinputs.likely(model, settings.batch, settings.sequence, cut)
-    return Built(model, (), kwargs, remedy, tries=tries)
+    sizes = settings.batch, settings.sequence, settings.sequence == Settings.sequence
+    kwargs = modelinputs.likely(model, *sizes)
+    return Built(model, (), kwargs, remedy, tries=lambda placed: modelinputs.tries(placed, *sizes))
 
 
 def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple[Any, Callable[[Any], Any]]:
@@ -428,6 +425,8 @@ def step_of(built: Built, settings: Settings) -> Callable[[], object]:
                 return built()
 
         return predict
+    if not any(each.requires_grad for each in built.model.parameters()):
+        raise ModelError(f"{type(built.model).__name__} has no parameter that can be trained; omit --train")
     optimizer = torch.optim.SGD(built.model.parameters(), lr=1e-3, momentum=0.9)
 
     def train() -> object:
@@ -441,19 +440,20 @@ def step_of(built: Built, settings: Settings) -> Callable[[], object]:
 
 
 def _move(torch: Any, value: Any, device: str) -> Any:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
         return value.to(device)
     if isinstance(value, dict):
         return {key: _move(torch, item, device) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_move(torch, item, device) for item in value)
+        items = [_move(torch, item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
 def _floating(torch: Any, output: Any) -> Any:
     """Return the first floating-point tensor of a model's output."""
     values: Iterable[Any] = output.values() if isinstance(output, Mapping) else output
-    for value in [output] if isinstance(output, torch.Tensor) else values:
+    for value in values if isinstance(output, (Mapping, list, tuple)) else [output]:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value
     raise ModelError(

@@ -90,6 +90,12 @@ def test_prices_are_read_with_their_date_and_the_latest_counts(tmp_path: Path) -
         choices.prices(file)
     with pytest.raises(UsageError, match="cannot be read"):
         choices.prices(tmp_path / "absent.csv")
+    text = "machine,per_hour,date,currency\nbox,2,2024-01-01,EUR\n"
+    file.write_text(text, encoding="utf-8-sig")  # with a byte order mark, as spreadsheets write it
+    assert choices.prices(file) == [choices.Price("box", 2.0, "EUR", datetime.date(2024, 1, 1))]
+    file.write_text(text + "box,2,2024-01-01\n")
+    with pytest.raises(UsageError, match=r"prices\.csv:3: .*machine or currency is empty"):
+        choices.prices(file)
 
 
 def test_figures_that_few_rows_have_are_not_correlated() -> None:

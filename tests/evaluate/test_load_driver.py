@@ -63,10 +63,16 @@ def test_a_replay_reads_lines_and_lists_and_names_the_line_that_is_wrong(tmp_pat
     listed.write_text("[0.5, 1.25]")
     wrong.write_text("0.5\nsoon\n")
     assert schedules.times_from_file(lines) == schedules.times_from_file(listed) == [0.5, 1.25]
+    listed.write_text("[0.5, 1.25]", encoding="utf-8-sig")  # with a byte order mark, as some editors write it
+    assert schedules.times_from_file(listed) == [0.5, 1.25]
     with pytest.raises(UsageError, match=r"c\.txt:2: 'soon' is no time"):
         schedules.times_from_file(wrong)
     with pytest.raises(UsageError, match="no times of requests"):
         schedules.times_from_file(tmp_path / "absent")
+    for text in (f"[1{'0' * 400}]", "[" * 100_000):
+        listed.write_text(text)
+        with pytest.raises(UsageError, match="no times of requests"):
+            schedules.times_from_file(listed)
 
 
 def test_a_run_is_replayed_at_the_times_of_its_steps(small_run: Path) -> None:
@@ -87,6 +93,11 @@ def test_a_run_is_replayed_at_the_times_of_its_steps(small_run: Path) -> None:
         lambda: schedules.replay([1.0, float("nan")]),
         lambda: schedules.replay([1.0], [1, 2]),
         lambda: schedules.replay([1.0], speed=0),
+        lambda: schedules.replay([0.0, 1e12]),
+        lambda: schedules.replay([-1e308, 1e308]),
+        lambda: schedules.constant(1e-9, 50),
+        lambda: schedules.constant(1e-310, 50),
+        lambda: schedules.poisson(1e-11, 50),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(wrong) -> None:

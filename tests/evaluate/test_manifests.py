@@ -231,6 +231,9 @@ def test_a_manifest_of_one_kind_is_that_section_also_with_a_field_of_its_name(tm
         ("- 1\n", "a manifest is a mapping of fields, this is a list"),
         ("model: {name: x\n", "no YAML"),
         ("model: {name: x}\nmodel: {name: y}\n", "m.yaml:2: 'model' stands here twice"),
+        ("framework: PyTorch\nname: x\ninputs: 3\n", "model.inputs.0: input should be a valid dictionary"),
+        ("framework: PyTorch\nname: x\noutputs: 3\n", "model.outputs.0: input should be a valid dictionary"),
+        ("kind: model\nid: a\nname: x\nmodel: {sources: 5}\n", "model.files.0.path: input should be a valid string"),
         ("", "empty"),
     ],
 )
@@ -288,6 +291,7 @@ FACTS = agents.Facts(
         ({"software": {"packages": {"torch": ">=2.4,<3", "Pillow": "^11"}, "python": "3.11"}}, 0),
         ({"software": {"packages": {"torch": "~2.5", "timm": ""}, "python": ">=3.12"}}, 3),
         ({"software": {"packages": {"torch": "newest"}}}, 1),
+        ({"software": {"packages": {"torch": "9" * 5000, "pillow": f"^{'9' * 5000}"}}}, 2),
         ({"software": {"container": "image"}}, 1),
         ({"software": {"threads": 5}}, 1),
         ({"model": {"name": "x", "framework": {"name": "PyTorch", "version": "2.6"}}}, 0),

@@ -118,3 +118,47 @@ def test_a_file_that_is_damaged_gone_or_another_one_is_one_error(source: str, fo
         assert source in said
         assert "\n" not in said
     assert not list((tmp_path / "store").glob("*"))
+
+
+def test_labels_and_lists_of_mappings_of_an_onnx_file_are_kept_as_text_and_numbers(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper = onnx.helper
+
+    nodes = [
+        helper.make_node("LabelEncoder", ["n"], ["label"], domain="ai.onnx.ml", keys_int64s=[0, 1],
+                         values_strings=["cat", "cow"]),
+        helper.make_node("ZipMap", ["x"], ["shares"], domain="ai.onnx.ml", classlabels_strings=["cat", "cow"]),
+        helper.make_node("ArgMax", ["x"], ["n"], axis=1, keepdims=0),
+    ]  # fmt: skip
+    mapping = helper.make_map_type_proto(onnx.TensorProto.STRING, helper.make_tensor_type_proto(1, []))
+    graph = helper.make_graph(
+        [nodes[2], nodes[0], nodes[1]], "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("label", onnx.TensorProto.STRING, ["n"]),
+         helper.make_value_info("shares", helper.make_sequence_type_proto(mapping))],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 13), helper.make_opsetid("ai.onnx.ml", 2)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "model.onnx")
+    found = [
+        results.read(running.evaluate(asked("model.onnx"), tmp_path, Options(tmp_path / "store"), FACTS, silent))
+        for _ in range(2)
+    ]
+    labels, shares = found[0].outputs().values()
+    assert set(labels.ravel().tolist()) <= {"cat", "cow"}
+    assert (labels.shape, shares.shape, shares.dtype.kind) == ((4, 1), (4, 1, 2), "f")
+    assert found[0].content["outputs"]["digest"] == found[1].content["outputs"]["digest"]
+
+
+def test_an_input_that_no_sample_is_made_of_is_one_error(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, kind = onnx.helper, onnx.TensorProto.STRING
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", kind, ["n", 2])], [helper.make_tensor_value_info("y", kind, ["n", 2])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ManifestError, match=r"its input x is tensor\(string\), which no sample is made of"):
+        running.evaluate(asked("model.onnx"), tmp_path, Options(tmp_path / "store"), FACTS, silent)

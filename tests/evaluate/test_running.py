@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from evaluations import FACTS, PROGRAM, silent
 from queues import md1_rate
 
 from xsp.cli import main
-from xsp.errors import ManifestError
-from xsp.evaluate import agents, conformance, jsonlines, predictors, reading, results, running, transports
+from xsp.errors import ManifestError, XspError
+from xsp.evaluate import agents, besides, conformance, jsonlines, predictors, reading, results, running, transports
 from xsp.evaluate.agents import Options
 from xsp.evaluate.manifest import Manifest
 
@@ -188,6 +189,8 @@ def test_a_predictor_that_answers_late_is_named(board: Path) -> None:
         ("print('hello', flush=True)", "no JSON"),
         ("print('{\"opened\": true}', flush=True)", "says not what it takes"),
         ('print(\'{"takes": {"x": {"shape": [-3]}}}\', flush=True)', "no shape"),
+        ('print(\'{"takes": {"x": {"shape": [Infinity]}}}\', flush=True)', "says not what it takes"),
+        ('print(\'{"takes": {"x": {"shape": [3], "dtype": "int8", "high": "x"}}}\', flush=True)', "high is 'x'"),
         ("raise SystemExit(7)", "exit code 7"),
     ],
 )
@@ -196,6 +199,33 @@ def test_programs_that_speak_otherwise_are_refused(program: str, said: str, tmp_
     with pytest.raises(ManifestError, match=said):
         evaluated(manifest(), tmp_path)
     assert list((tmp_path / "store").iterdir()) == []
+
+
+@pytest.mark.parametrize("said", ["10**400", "1e300", "float('nan')", "-1"])
+def test_times_that_no_program_can_take_are_refused(said: str, board: Path) -> None:
+    (board / "board.py").write_text(PROGRAM.replace("1_000_000 * count", said), encoding="utf-8")
+    with pytest.raises(ManifestError, match="its answer to predict is none"):
+        evaluated(manifest(), board)
+
+
+def test_what_a_program_has_started_ends_with_it(board: Path) -> None:
+    (board / "run.sh").write_text(
+        f'sleep 600 < /dev/null > /dev/null &\necho $! > started\n"{sys.executable}" board.py\n', encoding="utf-8"
+    )
+    evaluated(manifest(model={"command": ["sh", "run.sh"]}), board)
+    process = int((board / "started").read_text())
+    until = time.monotonic() + 60
+    while state_of(process) not in ("", "Z"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def state_of(process: int) -> str:
+    """Return the state of a process as Linux names it; nothing if there is none."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def test_nothing_of_a_manifest_that_is_not_trusted_runs(board: Path) -> None:
@@ -212,6 +242,7 @@ def test_nothing_of_a_manifest_that_is_not_trusted_runs(board: Path) -> None:
     [
         ({"model": {"name": "x", "source": "../x.pt2"}}, "model.source"),
         ({"model": {"name": "x", "source": "/etc/x.onnx"}}, "model.source"),
+        ({"model": {"name": "x", "source": "transformers:../x.json?vocab_size=9"}}, "model.source"),
         ({"model": {"name": "x", "source": "x.py:f"}}, "names a program"),
         ({"model": {"name": "x", "source": "micro:path-3"}, "dataset": {"source": "folder:~/x"}}, "dataset.source"),
         ({"model": {"name": "x", "source": "micro:path-3"}, "software": {"environment": {"LD_PRELOAD": "x.so"}}},
@@ -273,6 +304,37 @@ def test_every_scenario_that_is_named_runs(kind: str, board: Path) -> None:
     assert found.parts[0]["p50_ms"] > 0
 
 
+@pytest.mark.parametrize(
+    ("scenario", "samples"),
+    [
+        ({"kind": "online", "requests": 40, "warmup": 3}, 40),
+        ({"kind": "replay", "times_s": [number / 1000 for number in range(90)]}, 90),
+        ({"kind": "multi-stream", "streams": 8, "requests": 20}, 160),
+        ({"kind": "max-rate", "latency_ms": 5, "percentile": 90, "requests": 10}, 112),
+    ],
+)
+def test_requests_have_samples_of_their_own_as_far_as_there_are_some(
+    scenario: dict[str, Any], samples: int, board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "MOST_PROBES", 1)
+    found: list[Any] = []
+    inner = running.Served.batch
+    monkeypatch.setattr(running.Served, "batch", lambda *given: found.append(made := inner(*given)) or made)
+    evaluated(manifest(scenario=scenario, dataset={"samples": samples}), board)
+    batches = [each["x"] for each in found]
+    assert len({row.tobytes() for batch in batches for row in batch}) == samples
+    outputs = min(samples, running.MOST_OUTPUTS)  # one by one, before the load
+    assert {len(each) for each in batches[outputs:]} == {scenario.get("streams", 1)}  # warm-up is as the load
+
+
+def test_a_cold_start_has_the_time_that_a_simulator_says(board: Path) -> None:
+    text = PROGRAM.replace("1_000_000 * count", "60_000_000_000 * count")
+    (board / "board.py").write_text(text, encoding="utf-8")
+    found = evaluated(manifest(scenario={"kind": "cold-start", "requests": 2}), board)
+    assert found.content["simulated"]
+    assert 60_000 < found.parts[0]["p50_ms"] < 120_000
+
+
 def test_the_highest_rate_is_an_interval_with_the_requests_at_its_lower_end(
     board: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +394,10 @@ def test_an_evaluation_that_fails_leaves_nothing(board: Path, monkeypatch: pytes
     assert list((board / "store").iterdir()) == []
 
 
+def of_text(*steps: Any) -> dict[str, Any]:
+    return {"model": {"inputs": [{"steps": list(steps)}]}, "dataset": {"source": "synthetic:text", "samples": 2}}
+
+
 @pytest.mark.parametrize(
     ("of", "said"),
     [
@@ -342,6 +408,17 @@ def test_an_evaluation_that_fails_leaves_nothing(board: Path, monkeypatch: pytes
         ({"dataset": {"source": "http://x"}}, "there is no"),
         ({"model": {"inputs": [{"steps": ["decode"]}]}}, "steps need samples that are files: dataset.source"),
         ({"model": {"inputs": [{"steps": [{"resize": {"sise": 3}}]}]}}, "did you mean size"),
+        ({"scenario": {"kind": "server", "rate": 5, "batch": 2}}, "scenario.batch: requests of server have one input"),
+        ({"scenario": {"kind": "multi-stream", "batch": 2}}, "scenario.batch: requests of multi-stream have one"),
+        ({"scenario": {"streams": 2}}, "scenario.streams: online has none"),
+        ({"scenario": {"kind": "constant", "rate": 1e-9}}, "scenario: the last request would be due after"),
+        ({"scenario": {"kind": "offline", "batch": 10**6, "requests": 10**6, "warmup": 0}}, "scenario: 10000000000"),
+        (of_text("decode", {"resize": 8}), r"resize: it raises \w+ on|decode: "),
+        (of_text({"normalise": {"mean": 1}}), "normalise: it raises AttributeError on str"),
+        (of_text("tokenise", {"cast": {"to": "float31"}}), r"cast: it raises TypeError on an array of \(128,\)"),
+        ({"model": {"outputs": [{"steps": [{"reshape": {"shape": [7]}}]}]}}, "reshape: it raises ValueError on an"),
+        ({"model": {"files": [{"path": "board.py", "checksum": "md5:" + "0" * 32}]}}, "board.py has the checksum md5:"),
+        ({"model": {"files": [{"path": "./board.py", "checksum": "0" * 64}]}}, "board.py has the checksum"),
     ],
 )
 def test_what_cannot_be_carried_out_says_why(of: dict[str, Any], said: str, board: Path) -> None:
@@ -356,6 +433,30 @@ def test_damaged_results_are_named_and_do_not_hide_others(board: Path) -> None:
     assert [each.name for each in found] == [good.name]
     assert len(wrong) == 1
     assert "damaged" in wrong[0]
+
+
+@pytest.mark.parametrize("lacks", ["agent", "parts", "outputs", "p50_ms", "xsp"])
+def test_a_result_that_lacks_a_field_is_damaged(lacks: str, board: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = evaluated(manifest(), board), evaluated(manifest(), board)
+    content = json.loads((bad.path / "result.json").read_text(encoding="utf-8"))
+    (content["parts"][0] if lacks == "p50_ms" else content).pop(lacks)
+    (bad.path / "result.json").write_text(json.dumps(content), encoding="utf-8")
+    where = ["--store", str(board / "store")]
+    assert main(["evaluate", "list", *where]) == 0
+    said = capsys.readouterr()
+    assert good.name in said.out
+    assert f"damaged (KeyError: '{lacks}')" in said.err
+    assert main(["evaluate", "compare", good.name, bad.name, *where]) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04N."])
+def test_outputs_that_are_damaged_are_one_error(
+    content: bytes, board: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = evaluated(manifest(), board), evaluated(manifest(), board)
+    (bad.path / "outputs.npz").write_bytes(content)
+    assert main(["evaluate", "compare", good.name, bad.name, "--store", str(board / "store")]) == 2
+    assert "outputs.npz: damaged" in capsys.readouterr().err
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -399,6 +500,69 @@ def test_run_and_list_show_what_was_found(board: Path, capsys: pytest.CaptureFix
     (board / "m.yaml").write_text(json.dumps({**asked, "hardware": {"cores": 999}}), encoding="utf-8")
     assert main(["evaluate", "run", str(board / "m.yaml"), *where, "-q"]) == 2
     assert "999 cores are asked for" in capsys.readouterr().err
+
+
+def test_the_next_command_is_one_that_works_where_names_have_blanks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any) -> None:
+        raise XspError("not here")
+
+    place = tmp_path / "my models"
+    place.mkdir()
+    (place / "board.py").write_text(PROGRAM, encoding="utf-8")
+    asked = {"model": {"name": "board", "command": [sys.executable, "board.py"]}, "scenario": {"requests": 2}}
+    (place / "m.yaml").write_text(json.dumps(asked), encoding="utf-8")
+    assert main(["evaluate", "check", str(place / "m.yaml")]) == 0
+    assert f"next: xsp evaluate run '{place}/m.yaml'" in capsys.readouterr().out
+    words = ["evaluate", "run", str(place / "m.yaml"), "--store", str(place / "r"), "-q", "--trace", "M"]
+    assert main(words) == 0
+    (found,) = results.every(place / "r")[0]
+    assert f"next: xsp evaluate list --store '{place}/r', or xsp report '{found.path}/run'" in capsys.readouterr().out
+    monkeypatch.setattr(besides, "_trace", fails)
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "no trace: not here" in out
+    assert "xsp report" not in out
+
+
+@pytest.mark.parametrize("name", ["local", "process"])
+def test_requests_are_not_disturbed_by_their_progress(name: str, board: Path) -> None:
+    asked: list[tuple[str, int, int]] = []
+    (agent,) = transports.named(name)
+    options = Options(store=board / "store", trusted=True)
+    begin = time.monotonic()
+    agent.submit(manifest(scenario={"requests": 400}), board, options, lambda *said: asked.append(said))
+    assert len(asked) <= 5 + 2 * (time.monotonic() - begin) / transports.LISTENING_S
+    assert ("board-online", 400, 400) in asked
+
+
+def test_a_manifest_that_fails_does_not_hide_the_results_of_others(
+    board: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = running.evaluate
+
+    def evaluate(asked: Manifest, *given: Any) -> Path:
+        if asked.name == "bad":
+            raise XspError("something else is wrong")
+        return inner(asked, *given)
+
+    monkeypatch.setattr(running, "evaluate", evaluate)
+    for name in ("good", "bad"):
+        asked = {"name": name, "model": {"name": "board", "command": [sys.executable, "board.py"]}}
+        (board / f"{name}.yaml").write_text(json.dumps(asked), encoding="utf-8")
+    files = [str(board / f"{name}.yaml") for name in ("bad", "good")]
+    assert main(["evaluate", "run", *files, "--store", str(board / "store"), "-q"]) == 3
+    said = capsys.readouterr()
+    assert "bad: something else is wrong" in said.err
+    assert "good" in said.out
+
+
+def test_a_configuration_in_a_file_is_looked_for_in_the_folder_of_the_manifest(tmp_path: Path) -> None:
+    asked = reading.of_plain({"model": {"name": "x", "source": "transformers:./c.json?vocab_size=9"}}).manifest
+    assert predictors._source(asked, tmp_path, "cpu")[0] == f"transformers:{tmp_path}/c.json?vocab_size=9"
+    plain = reading.of_plain({"model": {"name": "x", "source": "transformers:bert"}}).manifest
+    assert predictors._source(plain, tmp_path, "cpu")[0] == "transformers:bert"
 
 
 @pytest.mark.slow

@@ -228,6 +228,22 @@ def test_an_agent_that_fails_says_why_and_the_next_one_runs(client: TestClient, 
     assert ended(client, client.post("/api/jobs", json={"manifest": TINY}).json()["id"])["state"] == "done"
 
 
+def test_the_state_of_a_job_is_told_without_asking_its_agent(made: Path) -> None:
+    asked: list[int] = []
+
+    class Far(Fabricated):
+        def facts(self) -> agents.Facts:
+            asked.append(1)
+            return FACTS
+
+    agent = Far(made, lambda: next(made.glob("*-0001")))
+    agent.go.set()
+    job = Queue().add(reading.of_plain(TINY).manifest, agent, Options(store=made))
+    times = len(asked)
+    assert {job.plain()["agent"] for _ in range(3)} == {FACTS.name}
+    assert len(asked) == times
+
+
 def test_an_evaluation_that_takes_too_long_is_ended(made: Path) -> None:
     agent = Fabricated(made, lambda: made)
     with TestClient(app.application(made, [agent], Queue(seconds=0.0)), base_url=HERE) as client:
@@ -267,6 +283,17 @@ HOSTILE = {
     "many requests": {**TINY, "scenario": {"requests": 1_000_000}},
     "a large batch": {**TINY, "scenario": {"kind": "batched", "batches": [1, 1_000_000]}},
     "a large shape": {"model": {**TINY["model"], "inputs": [{"shape": [3, 100_000, 100_000]}]}},
+    "large images at once": {
+        "model": {**TINY["model"], "inputs": [{"steps": ["decode", {"resize": 4096}]}]},
+        "scenario": {"kind": "batched", "batch": 1024},
+    },
+    "large images of many streams": {
+        **TINY,
+        "dataset": {"height": 4096, "width": 4096, "samples": 1},
+        "scenario": {"kind": "multi-stream", "streams": 1024},
+    },
+    "a shape of many digits": {"model": {**TINY["model"], "inputs": [{"shape": [10**300] * 20}]}},
+    "a side of many digits": {"model": {**TINY["model"], "inputs": [{"steps": [{"resize": [10**299, 10**299, 0]}]}]}},
     "a large image": {"model": {**TINY["model"], "inputs": [{"steps": [{"resize": {"size": [10**6, 10**6]}}]}]}},
 }
 

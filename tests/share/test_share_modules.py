@@ -275,6 +275,34 @@ def test_training_and_writing_are_refused_until_it_is_detached(there: Running, t
     there.wait_for([])
 
 
+def test_a_state_dict_has_weights_that_refuse_to_be_written_and_trained(there: Running, tmp_path: Path) -> None:
+    module, x = small(), torch.randn(2, 3, 8, 8)
+    shared, other = small(2), small(3)
+    share.attach(shared, written(tmp_path, module.state_dict()), folder=there.folder)
+    state = shared.state_dict()
+    for tries in (
+        lambda: state["first.weight"].zero_(),
+        lambda: shared.first.state_dict()["bias"].add_(1),
+        lambda: other.load_state_dict(state, assign=True),  # its parameters are to be trained
+    ):
+        with pytest.raises(RuntimeError, match="shared by several processes"):
+            tries()
+    frozen = small(4).requires_grad_(False)
+    frozen.load_state_dict(state, assign=True)
+    assert is_shared(frozen.first.weight)
+    with pytest.raises(RuntimeError, match="shared by several processes"):
+        frozen.first.weight.zero_()
+    saved = io.BytesIO()
+    torch.save(state, saved)
+    another = small(5)
+    another.load_state_dict(torch.load(io.BytesIO(saved.getvalue()), weights_only=True))
+    another.train()
+    for each in (shared, frozen, another.eval(), copy.deepcopy(shared)):
+        assert torch.equal(each(x), module(x))
+    share.detach(shared)
+    assert not any(isinstance(each, SharedParameter) for each in shared.state_dict().values())
+
+
 def test_copies_and_conversions_are_this_process_own(there: Running, tmp_path: Path) -> None:
     module, x = small(), torch.randn(2, 3, 8, 8)
     other = small(2)

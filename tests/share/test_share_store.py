@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -17,6 +18,7 @@ import sharing
 from sharing import Running, running
 from test_share_weights import written
 
+from xsp.cli import main
 from xsp.errors import ShareError, UsageError
 from xsp.share import client, store, weights, wire
 from xsp.share import shelf as shelf_of
@@ -89,6 +91,15 @@ def test_what_was_used_longest_ago_is_evicted_and_never_what_is_attached(there: 
     assert content(kept)[0] == 0
     assert [content(each)[0] for each in others] == [2, 3]
     assert client.status(there.folder)["copying_bytes"] == 0
+
+
+def test_files_are_brought_one_after_the_other_where_there_is_room_for_one(
+    there: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(file_of(tmp_path, str(at), at, 600 * KIB)) for at in range(3)]
+    assert main(["share", "put", *paths, "--dir", str(there.folder)]) == 0
+    assert capsys.readouterr().out.count("copied") == 3
+    assert [each["source"] for each in client.status(there.folder)["objects"]] == paths[2:]
 
 
 def test_what_is_attached_cannot_be_evicted_by_hand(there: Running, tmp_path: Path) -> None:
@@ -498,3 +509,17 @@ def test_a_store_that_hangs_is_one_error(there: Running, tmp_path: Path) -> None
             client.attach(file_of(tmp_path, "a", 1), there.folder, patience_s=0.1)
     finally:
         there.process.send_signal(signal.SIGCONT)
+
+
+def test_a_client_waits_where_more_clients_than_the_queue_holds_are_to_be_accepted(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, contextlib.ExitStack() as stack:
+        tmp_path.chmod(0o700)
+        listening.bind(str(tmp_path / wire.SOCKET))
+        listening.listen(0)
+        stack.enter_context(client.connect(tmp_path, 0.1))  # the one that a queue of none holds
+        with pytest.raises(ShareError, match="the store there did not answer within"):
+            client.connect(tmp_path, 0.1)
+        later = threading.Timer(0.2, lambda: stack.enter_context(listening.accept()[0]))
+        later.start()
+        stack.enter_context(client.connect(tmp_path, 60))
+        later.join()

@@ -10,6 +10,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from xsp.cli import progress
@@ -42,5 +43,5 @@ def run(given: argparse.Namespace) -> int:
     for reason in reasons:
         progress.tell(f"  cannot run here: {reason}")
     if not reasons:
-        progress.tell(f"  can run here; next: xsp evaluate run {given.manifest}")
+        progress.tell(f"  can run here; next: xsp evaluate run {shlex.quote(str(given.manifest))}")
     return NOT_HERE if reasons else 0

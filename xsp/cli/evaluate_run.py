@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xsp.cli import progress
-from xsp.errors import UsageError
+from xsp.errors import UsageError, XspError
 
 if TYPE_CHECKING:
     from xsp.evaluate.agents import Agent, Options
@@ -119,7 +120,6 @@ def run(given: argparse.Namespace) -> int:
 
 def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
     """Run manifests, and print the results; return 3 if one could not be run."""
-    from xsp.errors import ManifestError
     from xsp.evaluate import agents, transports
     from xsp.levels import parse_levels
 
@@ -142,7 +142,7 @@ def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
             for agent in fit:
                 try:
                     made.append(_submitted(agent, each, options, show))
-                except ManifestError as error:
+                except XspError as error:
                     failed += 1
                     progress.warn(f"xsp: {each.manifest.title}: {error}")
     return _shown(given, made, failed)
@@ -206,8 +206,10 @@ def _shown(given: argparse.Namespace, made: list[Path], failed: int) -> int:
         for result in there_now:
             for note in result.content.get("notes", ()):
                 progress.tell(f"  {result.name}: {note}")
-        progress.tell(f"\nstored in {given.store}; next: xsp evaluate list, or xsp report {there_now[-1].path}/run"
-                      if given.trace else f"\nstored in {given.store}; next: xsp evaluate list")  # fmt: skip
+        run = there_now[-1].path / results.RUN
+        where = "" if given.store == STORE else f" --store {shlex.quote(str(given.store))}"
+        report = f", or xsp report {shlex.quote(str(run))}" if run.is_dir() else ""
+        progress.tell(f"\nstored in {given.store}; next: xsp evaluate list{where}{report}")
     return 3 if failed else 0
 
 

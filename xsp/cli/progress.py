@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xsp.scrub import plain_lines
+from xsp.scrub import plain, plain_lines
 
 if TYPE_CHECKING:
     from xsp.launch.models import Progress
@@ -43,7 +43,7 @@ def shown(quiet: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # FORCE_COLOR, which notebooks and CI set, would make the bar add a line to a file at each update
     is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None if the descriptor is closed
     console = Console(stderr=True, force_terminal=None if is_terminal else False)
@@ -53,6 +53,7 @@ def shown(quiet: bool) -> Iterator[Progress]:
         def show(what: str, done: int, total: int) -> None:
             if not bar.task_ids:
                 opened.enter_context(bar)  # not earlier: a command that fails at once prints no bar
+            what = plain(what)
             task = bar.task_ids[0] if bar.task_ids else bar.add_task(what, total=total)
             bar.update(task, description=what, completed=done, total=total)
             bar.refresh()

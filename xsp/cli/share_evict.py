@@ -31,7 +31,11 @@ def run(given: argparse.Namespace) -> int:
     if (given.key is None) == (not given.all):
         raise UsageError("give one KEY, or --all")
     key = "*" if given.all else given.key.removeprefix("sha256:")
-    on_devices = devices.evict(key, given.dir)  # first: the host keeps weights that are on a device
+
+    def told(text: str) -> None:
+        progress.warn(f"xsp share: nothing is evicted at {text}")
+
+    on_devices = devices.evict(key, given.dir, told)  # first: the host keeps weights that are on a device
     found = client.evict(key, given.dir)
     also = f", {on_devices} on devices" if on_devices else ""
     progress.tell(f"{found['evicted']} evicted{also}, {found['attached']} attached and kept")

@@ -37,4 +37,5 @@ def run(given: argparse.Namespace) -> int:
         what = "was there" if held.hit else "copied"
         size = shelf.size_text(held.mapping.nbytes)
         progress.tell(f"{name}: sha256:{held.key[:16]}, {size}, {len(held.tensors)} tensors, {what}, {took:.1f} ms")
+        del held  # detached, so that the store can evict it for the next file
     return 0

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Protocol
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from xsp import processes
@@ -167,12 +167,14 @@ def without_trust(manifest: Manifest) -> list[str]:
     ]
     if manifest.software.environment:
         found.append("software.environment: variables are not set for manifests of others")
-    named = [("model.source", model.source)] if model.source.endswith((".pt2", ".onnx")) else []
+    source = model.source.removeprefix("transformers:").partition("?")[0]
+    named = [("model.source", source)] if source.endswith((".pt2", ".onnx", ".json")) else []
     named += [("dataset.source", path)] if kind == "folder" else []
-    return found + [f"{place}: {file!r} leads out of the folder" for place, file in named if _leads_out(file)]
+    return found + [f"{place}: {file!r} leads out of the folder" for place, file in named if leads_out(file)]
 
 
-def _leads_out(path: str) -> bool:
+def leads_out(path: str) -> bool:
+    """Return whether a path of a manifest leads out of its folder."""
     plain = PurePath(path)
     return plain.is_absolute() or ".." in plain.parts or path.startswith("~")
 
@@ -251,10 +253,10 @@ def _range(package: str, asked: str, has: str) -> list[str]:
         return [] if version_range(asked).contains(Version(has), prereleases=True) else [
             f"{package} {asked} is asked for, it has {has}"
         ]  # fmt: skip
-    except InvalidSpecifier:
-        return [f"{package}: {asked!r} is no range of versions; write >=2.4,<3 or ^1.2"]
     except InvalidVersion:
         return [f"{package}: nobody can tell whether {has} is {asked}"]
+    except ValueError:  # no specifier, or a number of thousands of digits
+        return [f"{package}: {asked[:80]!r} is no range of versions; write >=2.4,<3 or ^1.2"]
 
 
 def version_range(asked: str) -> SpecifierSet:

@@ -62,7 +62,7 @@ def _trace(
     from xsp.record.session import profile
     from xsp.record.settings import Settings
 
-    size = manifest.scenario.sizes[0]
+    size = len(next(iter(batch.values())))
     session = profile.of(
         Settings(
             name=manifest.title, levels=levels, out=place / results.RUN, batch_size=size, seed=manifest.model.seed,
@@ -125,7 +125,7 @@ def _bound(place: Path, manifest: Manifest, folder: Path, handle: Any, batch: Ba
 def _bound_of(manifest: Manifest, folder: Path, handle: Any, batch: Batch, trace: Path | None) -> Bound:
     from xsp.bound import sources
 
-    threads, size = manifest.software.threads, manifest.scenario.sizes[0]
+    threads, size = manifest.software.threads, len(next(iter(batch.values())))
     source = manifest.model.source
     if source.endswith(".onnx"):
         return sources.of(folder / source, threads=threads, trace=trace, batch=size)

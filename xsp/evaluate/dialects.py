@@ -74,8 +74,8 @@ def mlmodelscope_model(content: Content) -> Content:
     if framework is not None:
         made["framework"] = {"name": framework} if isinstance(framework, str) else framework
     outputs = left.pop("outputs", None) or ([left.pop("output")] if "output" in left else [])
-    made["inputs"] = [_tensor(each, "input") for each in left.pop("inputs", None) or []]
-    made["outputs"] = [_tensor(each, "output") for each in outputs]
+    made["inputs"] = [_tensor(each, "input") for each in _listed(left.pop("inputs", None))]
+    made["outputs"] = [_tensor(each, "output") for each in _listed(outputs)]
     if "licence" in left:
         left.setdefault("license", left.pop("licence"))
     source = left.pop("model", None)
@@ -147,6 +147,11 @@ def _image_steps(parameters: Content) -> list[Content]:
     return steps
 
 
+def _listed(value: Any) -> list[Any]:
+    """Return a list as it is, nothing as an empty list, and another value as a list of it."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def _taken(content: Content, *names: str) -> Content:
     return {name: content.pop(name) for name in names if name in content and content[name] is not None}
 
@@ -191,8 +196,7 @@ def _dlspec_model(content: Content) -> Content:
     source = made.pop("model", None)
     if isinstance(source, dict):
         checksum = source.pop("checksum", None)
-        paths = source.pop("sources", [])
-        paths = [paths] if isinstance(paths, str) else paths
+        paths = _listed(source.pop("sources", None))
         made["files"] = [{"path": each, **({"checksum": checksum} if checksum else {})} for each in paths]
         made |= {"of_files": source} if source else {}
     elif isinstance(source, str):

@@ -17,10 +17,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import math
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,6 +42,9 @@ PATIENCE_S = 120.0
 
 MOST_OF_A_LINE = 256 << 20
 
+MOST_NS = 10**15
+"""Limit of the time that a program reports for a batch: eleven days."""
+
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 
 
@@ -62,10 +65,10 @@ class Command:
         try:
             said = program.ask({"open": {"manifest": manifest.plain(), "level": level}})
             takes = {
-                str(name): Takes(_shape(each["shape"]), _dtype(each.get("dtype", "float32")), each.get("high"))
+                str(name): Takes(_shape(each["shape"]), _dtype(each.get("dtype", "float32")), _high(each.get("high")))
                 for name, each in said["takes"].items()
             }
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             program.end()
             raise ManifestError(f"model.command: its answer to open says not what it takes ({error})") from error
         except BaseException:
@@ -82,9 +85,9 @@ class Command:
             try:
                 outputs = tuple(decoded(each) for each in said["outputs"])
                 took = said.get("took_ns")
-                if took is not None and (isinstance(took, bool) or not math.isfinite(took) or took < 0):
+                if took is not None and (isinstance(took, bool) or not 0 <= took < MOST_NS):
                     raise ValueError(f"took_ns is {took}")
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 raise ManifestError(f"model.command: its answer to predict is none ({error})") from error
             yield Answer(outputs, None if took is None else round(took))
 
@@ -176,14 +179,15 @@ class Program:
         return "its pipes are closed"
 
     def end(self) -> None:
-        """Close its pipes, and kill it if it does not end."""
+        """Close its pipes, and kill it if it does not end, with all that it has started."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.2)
-        self._process.kill()
+        with contextlib.suppress(OSError):  # a shell may have ended before the simulator that it started
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
@@ -209,6 +213,12 @@ def _dtype(name: Any) -> str:
     if name not in DTYPES:
         raise ValueError(f"there is no type {name!r}; there are {', '.join(DTYPES)}")
     return str(name)
+
+
+def _high(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 1 <= value < 1 << 63):
+        raise ValueError(f"high is {value!r}, and no number above 0")
+    return value
 
 
 def _shape(sizes: Any) -> tuple[int, ...]:

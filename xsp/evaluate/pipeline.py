@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xsp.errors import ManifestError, nearest
+from xsp.errors import ManifestError, XspError, nearest
 from xsp.evaluate.manifest import Function, Manifest, Step
 
 Array = npt.NDArray[Any]
@@ -260,6 +260,11 @@ def wrong(manifest: Manifest) -> list[str]:
         )
     if model.job == "training":
         found.append("model.job: only inference is evaluated; `xsp profile MODEL --train` records training")
+    scenario = manifest.scenario
+    if scenario.batch > 1 and scenario.kind in ("server", "multi-stream"):
+        found.append(f"scenario.batch: requests of {scenario.kind} have one input, or one of each stream: remove it")
+    if scenario.streams > 1 and scenario.kind != "multi-stream":
+        found.append(f"scenario.streams: {scenario.kind} has none: remove it, or write kind: multi-stream")
     for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess)):
         if isinstance(function, str) and function:
             found.append(
@@ -335,7 +340,18 @@ def _bound(step: Step, known: dict[str, Callable[..., Array]], side: str) -> Cal
     strange = [name for name in options if name not in takes]
     if strange:
         raise ManifestError(f"{step.op} has no option {strange[0]!r}{nearest(strange[0], takes)}")
-    return lambda value: function(value, **options)
+
+    def applied(value: Any) -> Any:
+        try:
+            return function(value, **options)
+        except XspError:
+            raise
+        except Exception as error:  # of a value that it does not take, or of an option's value
+            on = f"an array of {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+            said = (str(error).splitlines() or [""])[0][:120]
+            raise ManifestError(f"{step.op}: it raises {type(error).__name__} on {on} ({said})") from error
+
+    return applied
 
 
 def _chain(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:

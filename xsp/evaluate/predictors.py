@@ -186,7 +186,10 @@ def _built(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[An
 
 def _source(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.Settings]:
     model = manifest.model
-    source = str(folder / model.source) if model.source.partition(":")[0].endswith(".py") else model.source
+    kind, _, name = model.source.partition(":")
+    source = str(folder / model.source) if kind.endswith(".py") else model.source
+    if kind == "transformers" and name.partition("?")[0].endswith(".json"):  # a configuration in a file
+        source = f"{kind}:{folder / name}"
     shape = tuple(model.inputs[0].shape) if model.inputs and model.inputs[0].shape else None
     return source, models.Settings(batch=1, seed=model.seed, shape=shape, sequence=model.sequence, device=device)
 
@@ -262,21 +265,39 @@ def _exported(torch: Any, manifest: Manifest, folder: Path) -> tuple[Any, tuple[
 
 
 def checked(manifest: Manifest, folder: Path) -> Path:
-    """Return the path of the model file, after comparing its checksum with the manifest's if there is one.
+    """Return the path of the model file.
 
     Raises:
-        ManifestError: there is no such file, or its checksum differs.
+        ManifestError: there is no such file.
     """
     source = manifest.model.source
     path = folder / source
     if not path.is_file():
         raise ManifestError(f"model.source: there is no file {source!r}")
-    wanted = next((each.checksum for each in manifest.model.files if each.path == source and each.checksum), "")
-    if wanted:
-        has = checksum(path, wanted)
-        if has != wanted.lower():
-            raise ManifestError(f"model.files: {source} has the checksum {has}, and not {wanted}")
     return path
+
+
+def check_files(manifest: Manifest, folder: Path, trusted: bool) -> None:
+    """Compare the checksums in `model.files` with those of the files; files that are not there are left out.
+
+    Args:
+        manifest: any manifest.
+        folder: base of relative paths in the manifest.
+        trusted: whether files outside the folder may be read.
+
+    Raises:
+        ManifestError: a checksum differs, or a file cannot be read.
+    """
+    for each in manifest.model.files:
+        path = folder / each.path
+        try:
+            if not each.checksum or (agents.leads_out(each.path) and not trusted) or not path.is_file():
+                continue
+            has = checksum(path, each.checksum)
+        except OSError as error:
+            raise ManifestError(f"model.files: {each.path} cannot be read ({error.strerror})") from error
+        if has != each.checksum.lower():
+            raise ManifestError(f"model.files: {each.path} has the checksum {has}, and not {each.checksum}")
 
 
 def checksum(path: Path, like: str = "sha256:") -> str:
@@ -324,6 +345,11 @@ def _array(torch: Any, value: Any) -> Array:
 # --- ONNX Runtime -----------------------------------------------------------------------------------------------------
 
 
+OF_ONNX = frozenset({"bool", *(f"float{bits}" for bits in (16, 32, 64)),
+                     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))})  # fmt: skip
+"""Types of inputs that samples can be made of."""
+
+
 @dataclass
 class Session:
     """A model in ONNX Runtime."""
@@ -362,6 +388,8 @@ class Onnx:
                 size if isinstance(size, int) and size > 0 else 1 for size in each.shape[1:]
             ]  # fmt: skip
             dtype = {"float": "float32", "double": "float64"}.get(inner := each.type[7:-1], inner)
+            if dtype not in OF_ONNX:
+                raise ManifestError(f"model.source: its input {each.name} is {each.type}, which no sample is made of")
             takes[each.name] = Takes(tuple(told), dtype, None if dtype.startswith("float") else 2)
         return Session(takes, session)
 
@@ -369,11 +397,19 @@ class Onnx:
         """Yield the outputs of each batch, in the order of the file."""
         for batch in batches:
             made = handle.session.run(None, {name: np.ascontiguousarray(each) for name, each in batch.items()})
-            yield Answer(tuple(np.asarray(each) for each in made))
+            yield Answer(tuple(map(_of_onnx, made)))
 
     def close(self, handle: Session) -> None:
         """Release the session."""
         handle.session = None
+
+
+def _of_onnx(value: Any) -> Array:
+    """Return an output as an array of numbers or of text; a list of mappings (scikit-learn's ZipMap) as its values."""
+    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+        value = [list(each.values()) for each in value]
+    made = np.asarray(value)
+    return made.astype(str) if made.dtype == object else made  # the bytes of objects are addresses
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

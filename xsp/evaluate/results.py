@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,6 +51,13 @@ ADVICE = "advice.json"
 NAME = re.compile(r"[0-9a-f]{12}-\d{4,}")
 DIGITS = 12
 MOST_BYTES = 16 << 20
+
+_TOLD = ("name", "kind", "started", "xsp")
+_WITHIN = {"agent": ("name", "host", "python", "packages"), "environment": ("equal",), "outputs": ("digest",),
+           "samples": ("checksum",)}  # fmt: skip
+_OF_PART = ("batch", "requests", "scheduled", "open_loop", "stopped", "late", "p50_ms", "p90_ms", "p99_ms",
+            "trimmed_mean_ms", "inputs_per_s")  # fmt: skip
+"""Fields that a result is not read without."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +116,19 @@ class Result:
         )  # fmt: skip
 
     def outputs(self) -> dict[str, Array]:
-        """Return the stored outputs of the model; empty if there are none."""
+        """Return the stored outputs of the model; empty if there are none.
+
+        Raises:
+            ManifestError: their file is damaged.
+        """
         place = self.path / OUTPUTS
         if not place.is_file():
             return {}
-        with np.load(place, allow_pickle=False) as found:
-            return {name: found[name] for name in found.files}
+        try:
+            with np.load(place, allow_pickle=False) as found:
+                return {name: found[name] for name in found.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+            raise ManifestError(f"{place}: damaged ({type(error).__name__}: {error})") from error
 
 
 def digest(outputs: Mapping[str, Array]) -> str:
@@ -249,8 +264,10 @@ def read(path: Path) -> Result:
         found = Result(path, content)
         if int(content["format"]) > FORMAT:
             raise ManifestError(f"{path}: written by a newer xsp, in format {content['format']}")
-        _ = found.identity, found.manifest["model"]["name"], [each["batch"] for each in found.parts], content["started"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        _ = found.identity, found.manifest["model"]["name"], found.parts[0], [content[name] for name in _TOLD]
+        _ = [content[name][each] for name, inner in _WITHIN.items() for each in inner]
+        _ = [part[name] for part in found.parts for name in _OF_PART]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ManifestError(f"{file}: damaged ({type(error).__name__}: {error})") from error
     return found
 

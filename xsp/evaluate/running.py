@@ -82,6 +82,8 @@ class Served:
         if self.after is None or not answer.outputs:
             return answer
         first = answer.outputs[0]
+        if not first.ndim:
+            raise ManifestError("model.outputs: the first output is one number, which has no samples for steps to take")
         rows = [self.after(each) for each in first]
         return Answer((np.stack(rows) if len({each.shape for each in rows}) == 1 else first, *answer.outputs[1:]),
                       answer.took_ns)  # fmt: skip
@@ -130,6 +132,7 @@ def evaluate(
         userfunctions.of(manifest, folder) as functions,
     ):
         predictor = predictors.of(manifest, options.trusted)
+        predictors.check_files(manifest, folder, options.trusted)
         progress("opening", 0, 1)
         begin = time.perf_counter_ns()
         handle = predictor.open(manifest, folder, options.levels)
@@ -142,7 +145,7 @@ def evaluate(
             watch = contention.Watch()
             parts, found, processor = _parts(manifest, folder, served, simulated, progress)
             noted = {**environment.noted(), **watch.found()}
-            batch = served.batch(0, manifest.scenario.sizes[0])
+            batch = served.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
             more = besides.make(beside, manifest, folder, predictor, handle, batch, options, progress)
             of_functions = [note for each in functions.values() for note in each.notes()]
             notes = [*getattr(handle, "notes", ()), *of_functions, *_constant(kept), *_of_search(found), *more]
@@ -203,7 +206,17 @@ def _served(
 def _most_samples(manifest: Manifest) -> int:
     """Return the number of samples to prepare; requests beyond it start again with the first sample."""
     scenario = manifest.scenario
-    return max(MOST_OUTPUTS, (scenario.requests + scenario.warmup) * max(scenario.sizes))
+    requests = max(scenario.requests, scenario.warmup)
+    if scenario.kind == "replay":
+        requests = max(requests, len(scenario.times_s))
+    elif scenario.kind == "max-rate":
+        requests = max(requests, search.least_requests(scenario.percentile / 100))
+    return max(MOST_OUTPUTS, requests * max(_inputs(scenario, size) for size in scenario.sizes))
+
+
+def _inputs(scenario: Scenario, batch: int) -> int:
+    """Return the number of inputs of a request."""
+    return scenario.streams if scenario.kind == "multi-stream" else batch
 
 
 def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answer]:
@@ -231,7 +244,7 @@ def _accuracy(manifest: Manifest, served: Served, progress: Progress) -> dict[st
     def answer(number: int) -> Array:
         progress("accuracy", number, len(samples))
         outputs = served.predict(served.batch(number, 1)).outputs
-        return outputs[0][0] if outputs else np.empty((0, 0))
+        return outputs[0][0] if outputs and outputs[0].ndim else np.empty((0, 0))
 
     if not samples.labels:
         return None
@@ -270,7 +283,7 @@ def _parts(
                 clock.advance(answer.took_ns or 0)
 
         for number in range(scenario.warmup):
-            serve(number, batch)
+            serve(number, _inputs(scenario, batch))
         if scenario.kind == "max-rate":
             best, found[batch] = _searched(manifest.title, scenario, serve, clock, progress)
             return found, best, processor
@@ -337,7 +350,7 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
     """Return the schedule of a scenario.
 
     Raises:
-        ManifestError: the scenario has no schedule.
+        ManifestError: the scenario has no schedule, or one that is too long.
     """
     requests, rate = scenario.requests, scenario.rate or 0.0
     made: dict[str, Callable[[], Schedule]] = {
@@ -353,19 +366,23 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
     }
     if scenario.kind not in made:
         raise ManifestError(f"scenario.kind: {scenario.kind} has no times of its own; there are {', '.join(made)}")
-    return made[scenario.kind]()
+    try:
+        return made[scenario.kind]()
+    except UsageError as error:
+        raise ManifestError(f"scenario: {error}") from error
 
 
 def _cold(manifest: Manifest, folder: Path, served: Served, progress: Progress) -> Requests:
-    """Reopen the model for each request: a request consists of open, one prediction and close."""
+    """Reopen the model for each request, which is open and one prediction; a simulator reports the latter's time."""
     batch = served.batch(0, manifest.scenario.batch)
     times = []
     for number in range(manifest.scenario.requests):
         start = time.perf_counter_ns()
         handle = served.predictor.open(manifest, folder, "")
         try:
-            _predicted(served.predictor, handle, batch)
-            times.append((start, time.perf_counter_ns()))
+            opened = time.perf_counter_ns()
+            took_ns = _predicted(served.predictor, handle, batch).took_ns
+            times.append((start, time.perf_counter_ns() if took_ns is None else opened + took_ns))
         finally:
             served.predictor.close(handle)
         progress(manifest.title, number + 1, manifest.scenario.requests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -152,7 +153,7 @@ def _by_layer(found: Comparison) -> list[str]:
     if len(layers) > MOST_LAYERS:
         lines.append(f"and {len(layers) - MOST_LAYERS:,} more layers, which changed by less")
     runs = [each.path / RUN for each in (found.before, found.after)]
-    return [*lines, f"all of it: xsp compare {runs[0]} {runs[1]}"]
+    return [*lines, f"all of it: {shlex.join(['xsp', 'compare', *map(str, runs)])}"]
 
 
 def _of_layers(rows: Sequence[Sequence[str]]) -> str:

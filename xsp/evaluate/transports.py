@@ -38,7 +38,7 @@ class InProcess:
 
     def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
         """Run a manifest in this process."""
-        return running.evaluate(manifest, folder, options, self._facts, progress)
+        return running.evaluate(manifest, folder, options, self._facts, _seldom(progress))
 
 
 class OwnProcess:
@@ -122,6 +122,23 @@ def _heard(process: processes.Asked, progress: Progress, last: Sequence[Any]) ->
     return b""
 
 
+def _seldom(progress: Progress) -> Progress:
+    """Return a callback that is called with each request: it passes on those at the end, and others every half second.
+
+    To show each request, or to send a line, would disturb the requests: a bar in a terminal takes up to a millisecond.
+    """
+    last = 0.0
+
+    def told(what: str, done: int, of: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done == of or now - last > LISTENING_S:
+            last = now
+            progress(what, done, of)
+
+    return told
+
+
 def work(parent: int, answers: int) -> None:
     """Run the manifest on stdin: the subprocess side of `OwnProcess`.
 
@@ -136,15 +153,7 @@ def work(parent: int, answers: int) -> None:
         def say(answer: dict[str, Any]) -> None:
             out.write(json.dumps(answer).encode() + b"\n")
 
-        last = 0.0
-
-        def progress(what: str, done: int, of: int) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if done == of or now - last > 0.5:  # a line for each request would disturb the requests
-                last = now
-                say({"progress": [what, done, of]})
-
+        progress = _seldom(lambda what, done, of: say({"progress": [what, done, of]}))
         try:
             manifest = reading.of_plain(asked["manifest"]).manifest
             options = Options(**{**asked["options"], "store": Path(asked["options"]["store"])})

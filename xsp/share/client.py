@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,15 +102,22 @@ def connect(
     path = wire.socket_of(place, name)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(patience_s)
+    until = time.monotonic() + patience_s
     try:
-        connection.connect(path)
+        while True:
+            try:
+                connection.connect(path)
+                return connection
+            except BlockingIOError:  # more clients than the socket's queue holds are waiting to be accepted
+                if time.monotonic() > until:
+                    raise TimeoutError from None
+                time.sleep(0.01)
     except TimeoutError:
         connection.close()
         raise ShareError(f"{place}: the store there did not answer within {patience_s:.0f} s") from None
     except OSError as error:
         connection.close()
         raise ShareError(f"{place}: {missing.format(error.strerror)}") from error
-    return connection
 
 
 def ask(connection: socket.socket, asked: dict[str, Any], file: int | None = None) -> tuple[dict[str, Any], list[int]]:

@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,14 +198,21 @@ def status(folder: Path | None = None) -> list[dict[str, Any]]:
     return found
 
 
-def evict(key: str, folder: Path | None = None) -> int:
+def evict(key: str, folder: Path | None = None, told: Callable[[str], object] = lambda text: None) -> int:
     """Free unattached objects on devices, by the first digits of their key or `*` for all; return how many were freed.
+
+    Args:
+        key: the first digits, or `*`.
+        folder: directory of the store's socket.
+        told: called with a message for each device's store that does not answer: nothing is freed there.
 
     Raises:
         ShareError: a process is attached to the object, or several keys begin with these digits.
     """
     found = 0
     for each in status(folder):
+        if "error" in each:
+            told(f"{each['socket']}: {each['error']}")
         keys = [held["key"] for held in each.get("objects", ()) if key == "*" or held["key"].startswith(key)]
         if keys:
             found += client.evict(key, folder, wire.device_socket(each["device"]["uuid"]))["evicted"]

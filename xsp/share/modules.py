@@ -375,6 +375,20 @@ class _Refuses:
 
 def _refuse_training(module: torch.nn.Module) -> None:
     module.__dict__["train"] = _Refuses(module)
+    for each in module.modules():
+        if _guarded not in each._state_dict_hooks.values():
+            each._register_state_dict_hook(_guarded)
+
+
+def _guarded(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Put shared parameters themselves into a state dict: views of them could be written by any module that gets them.
+
+    So `load_state_dict(…, assign=True)` of a module that is to be trained raises, instead of a crash at its first step.
+    """
+    del metadata
+    for name, parameter in module._parameters.items():
+        if prefix + name in state and isinstance(parameter, SharedParameter) and is_shared(parameter):
+            state[prefix + name] = parameter
 
 
 def detach(module: torch.nn.Module) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xsp.errors import UsageError
 from xsp.evaluate.load.requests import Times
@@ -21,6 +22,7 @@ from xsp.schema import Kind
 
 MOST_REQUESTS = 10_000_000
 SECOND = 1_000_000_000
+MOST_NS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def constant(rate: float, requests: int, batch: int = 1) -> Schedule:
     """Return a schedule of requests at equal intervals."""
     _rate(rate)
     sizes = _sizes(requests, batch)
-    return Schedule("constant", sizes, np.round(np.arange(requests) * (SECOND / rate)).astype(np.int64), rate)
+    return Schedule("constant", sizes, _due(np.arange(requests) * min(SECOND / rate, float(MOST_NS))), rate)
 
 
 def burst(rate: float, requests: int, together: int, seed: int = 0, batch: int = 1) -> Schedule:
@@ -125,7 +127,8 @@ def replay(times_s: Sequence[float], batch: Sequence[int] | int = 1, speed: floa
     if not np.isfinite(times).all():
         raise UsageError(f"{np.count_nonzero(~np.isfinite(times))} times of the replay are no numbers")
     order = np.argsort(times, kind="stable")
-    due = np.round((times[order] - times.min()) / speed * SECOND).astype(np.int64)
+    with np.errstate(over="ignore"):
+        due = _due((times[order] - times.min()) / speed * SECOND)
     rate = (len(due) - 1) * SECOND / int(due[-1]) if len(due) > 1 and due[-1] else None
     return Schedule("replay", sizes[order], due, rate)
 
@@ -137,11 +140,11 @@ def times_from_file(path: str | os.PathLike[str]) -> list[float]:
         UsageError: it cannot be read, or a line is not a number; the message names the line.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             text = file.read()
         if text.lstrip().startswith("["):
             return [float(each) for each in json.loads(text)]
-    except (OSError, UnicodeDecodeError, ValueError, TypeError) as error:
+    except (OSError, UnicodeDecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(f"{os.fspath(path)} holds no times of requests: {error}") from error
     times = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -181,7 +184,18 @@ def _poisson(kind: str, rate: float, requests: int, seed: int, batch: int) -> Sc
     _rate(rate)
     sizes = _sizes(requests, batch)
     between = np.random.default_rng(seed).exponential(SECOND / rate, requests)
-    return Schedule(kind, sizes, np.round(np.cumsum(between)).astype(np.int64), rate)
+    return Schedule(kind, sizes, _due(np.cumsum(between)), rate)
+
+
+def _due(times: NDArray[np.float64]) -> Times:
+    """Return times in nanoseconds, in their order, as whole numbers.
+
+    Raises:
+        UsageError: the last one is too late for a clock.
+    """
+    if not times[-1] < MOST_NS:
+        raise UsageError(f"the last request would be due after {times[-1] / SECOND:.3g} s, which no clock counts to")
+    return np.round(times).astype(np.int64)
 
 
 def _sizes(requests: int, batch: Sequence[int] | int) -> Times:

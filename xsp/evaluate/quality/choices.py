@@ -129,7 +129,7 @@ def prices(path: str | os.PathLike[str]) -> list[Price]:
     """
     found = []
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             for number, row in enumerate(csv.DictReader(file), 2):
                 try:
                     per_hour = float(row["per_hour"])
@@ -137,6 +137,8 @@ def prices(path: str | os.PathLike[str]) -> list[Price]:
                     found.append(Price(row["machine"], per_hour, row["currency"], date, row.get("source") or ""))
                     if not 0 <= per_hour < math.inf:
                         raise ValueError(f"{per_hour} is no price")
+                    if not row["machine"] or not row["currency"]:
+                        raise ValueError("machine or currency is empty")
                 except (KeyError, TypeError, ValueError) as error:
                     raise UsageError(f"{os.fspath(path)}:{number}: no price with a date: {error}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -14,7 +14,8 @@ from typing import Any
 
 from xsp.errors import ManifestError
 from xsp.evaluate import agents, dialects, reading, yamltext
-from xsp.evaluate.manifest import Manifest
+from xsp.evaluate.manifest import Dataset, Manifest, Step
+from xsp.evaluate.pipeline import MOST_PIXELS as MOST_OF_AN_IMAGE
 from xsp.evaluate.reading import Read
 
 SOURCES = ("torchvision", "timm", "transformers", "micro")
@@ -84,9 +85,11 @@ def _code(manifest: Manifest) -> Iterator[str]:
 def _size(manifest: Manifest) -> Iterator[str]:
     model, data, scenario = manifest.model, manifest.dataset, manifest.scenario
     largest = max([data.height * data.width * 3, *(math.prod(map(abs, each.shape)) for each in model.inputs)])
+    resized = max((_resized(step, data) for each in model.inputs for step in each.steps), default=0)
+    at_once = max(*scenario.sizes, scenario.streams)
     for place, has, most in (
         ("dataset.samples: their values", data.samples * largest, MOST_VALUES),
-        ("scenario: the values of a batch", max(scenario.sizes) * largest, MOST_VALUES),
+        ("scenario: the values of a batch", at_once * max(largest, resized), MOST_VALUES),
         ("model.sequence", model.sequence, MOST_SEQUENCE),
         ("dataset.samples", data.samples, MOST_SAMPLES),
         ("dataset.classes", data.classes, MOST_SAMPLES),
@@ -102,7 +105,17 @@ def _size(manifest: Manifest) -> Iterator[str]:
         ),
     ):
         if has > most:
-            yield f"{place}: {has:,} is above {most:,}, the most that is taken here"
+            shown = f"{has:,}" if has < 10**MOST_DIGITS else f"a number of more than {MOST_DIGITS} digits"
+            yield f"{place}: {shown} is above {most:,}, the most that is taken here"
+
+
+def _resized(step: Step, data: Dataset) -> int:
+    """Return an upper bound of the values of an image after a step."""
+    given = step.options.get("size", step.options.get("max_dimension"))
+    sides = [min(abs(each), MOST_OF_AN_IMAGE) for each in _numbers(given)][:2] if step.op == "resize" else []
+    if len(sides) == 1:  # the shorter side, or the longer one
+        sides.append(sides[0] * max(data.height, data.width) / min(data.height, data.width))
+    return 3 * math.ceil(min(math.prod(sides), MOST_OF_AN_IMAGE)) if sides else 0
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -55,11 +55,15 @@ class Job:
     asked: float = field(default_factory=time.time)
     cancel: threading.Event = field(default_factory=threading.Event)
 
+    def __post_init__(self) -> None:
+        """Note the agent's name: to ask an agent on another machine may take seconds, in which nobody is served."""
+        self._by = self.agent.facts().name
+
     def plain(self) -> dict[str, Any]:
         """Return its state as plain data."""
         return {
             "id": self.id, "name": self.manifest.title, "identity": self.manifest.identity, "state": self.state,
-            "agent": self.agent.facts().name, "what": self.what, "done": self.done, "of": self.of,
+            "agent": self._by, "what": self.what, "done": self.done, "of": self.of,
             "result": self.result, "error": self.error, "asked_s": round(self.asked, 3),
         }  # fmt: skip
 

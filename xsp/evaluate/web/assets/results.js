@@ -110,7 +110,7 @@ async function result(name) {
   }
   main.append(tiles);
   if (found.accuracy && found.accuracy.error) main.append(make("p", `No accuracy: ${found.accuracy.error}`, "warning"));
-  const within = (part, each) => (part.intervals_ms && part.intervals_ms[each] ? part.intervals_ms[each].map((end) => (end === null ? "∞" : number(end))).join(" … ") : "–");
+  const within = (part, each) => (part.intervals_ms && part.intervals_ms[each] ? part.intervals_ms[each].map((end) => (end === null ? "?" : number(end))).join(" … ") : "–");
   main.append(rows(["batch", "requests", "p50 ms", "95 % interval", "p90 ms", "p99 ms", "trimmed mean ms", "inputs/s", "busy %", "said of the load"],
     found.parts.map((part) => [part.batch, part.requests, part.p50_ms, within(part, "p50"), part.p90_ms, part.p99_ms, part.trimmed_mean_ms, part.inputs_per_s, part.utilisation === null ? null : 100 * part.utilisation,
       part.stopped || (part.late ? "the generator was late by over 1 %" : "as asked")]), "figures"));
