@@ -106,6 +106,26 @@ def test_parts_become_one_and_hold_the_same(tmp_path: Path) -> None:
     assert set(Timings.open(tmp_path, HERE)) == before
 
 
+def test_parts_that_another_process_merges_while_they_are_read_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in range(3):
+        Timings.open(tmp_path, HERE).add([timing(spec(place))])
+    rows = Timings._rows
+    merged: list[bool] = []
+
+    def while_others_merge(self: Timings, part: Path) -> object:
+        if not merged:
+            merged.append(True)
+            assert Timings.open(tmp_path, HERE).compact() == 3
+        return rows(self, part)
+
+    monkeypatch.setattr(Timings, "_rows", while_others_merge)
+    found = Timings.open(tmp_path, HERE)
+    assert len(found) == 3
+    assert found.problems == []
+
+
 def test_timings_of_another_environment_are_used_only_when_asked_for_and_say_so(tmp_path: Path) -> None:
     Timings.open(tmp_path, OTHER).add([timing(spec(), 5.0, OTHER)])
     Timings.open(tmp_path, HERE).add([timing(spec(1), 6.0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import socket
@@ -15,14 +16,14 @@ import numpy as np
 import pytest
 
 from xsp import sections
-from xsp.bench import curvetext, links, numanodes, partner, transfers
+from xsp.bench import curvetext, links, numanodes, partner, transfers, turns
 from xsp.bench.environment import Environment
 from xsp.bench.shapes import fit
 from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, FAMILIES, MEMORY, MIB, OF_RANKS, TRANSFERS, Curve
 from xsp.cli import main
-from xsp.errors import UsageError
+from xsp.errors import BenchError, UsageError
 
 HERE = Environment({"cpu": "test", "devices": []})
 ALPHA, NEAR, KNEE, FAR = 5e-6, 1e-10, 1 << 20, 4e-10
@@ -382,11 +383,80 @@ def test_the_file_system_of_a_folder_is_that_of_the_longest_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = tmp_path / "mounts"
-    mounts.write_text(f"/dev/a / ext4 rw 0 0\nnone {tmp_path}/in tmpfs rw 0 0\nodd\n")
+    mounts.write_bytes(
+        b"/dev/a / ext4 rw 0 0\nnone %b/in tmpfs rw 0 0\nodd\nb\xfcro /b\xfcro nfs rw 0 0\n" % bytes(tmp_path)
+    )
     (tmp_path / "inside").mkdir()
     (tmp_path / "in").mkdir()
     monkeypatch.setattr(links, "MOUNTS", mounts)
     assert [links.filesystem(tmp_path / each) for each in ("in", "inside")] == ["tmpfs", "ext4"]
+
+
+def test_a_check_repeats_only_what_the_folder_that_is_given_can_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from xsp.bench import repeatability
+    from xsp.bench.environment import here
+
+    mounts = tmp_path / "mounts"
+    mounts.write_text("disk / ext4 rw 0 0\n")
+    monkeypatch.setattr(links, "MOUNTS", mounts)
+    timings = Timings.open(tmp_path / "timings", here())
+    asked = [each for kind in ("ext4", "nfs") for each in transfers.of_transfers(["copy", "read-cached"], (1,), kind)]
+    timings.add(timing(each, 1e5) for each in {each.key: each for each in asked}.values())
+    seen: list[tuple[set[str], str | None]] = []
+
+    class Turns(repeatability.Turns):
+        def start(self) -> float:
+            return 0.0
+
+        def sit(self, specs: Sequence[Spec], *others: object, **named: object) -> list[Timing]:
+            kinds = {str(transfers.arguments(each)[1].get("filesystem", each.op)) for each in specs}
+            seen.append((kinds, os.environ.get(transfers.DIRECTORY)))
+            return []
+
+    monkeypatch.setattr(repeatability, "Turns", Turns)
+    monkeypatch.delenv(transfers.DIRECTORY, raising=False)
+    typed = ["bench", "transfers", "--check", "--timings", str(tmp_path / "timings"), "--directory", str(tmp_path)]
+    assert main(typed) == 0
+    assert main([*typed, "--families", "copy"]) == 0
+    assert seen == [({"ext4", "transfer::copy"}, str(tmp_path)), ({"transfer::copy"}, str(tmp_path))]
+    assert transfers.DIRECTORY not in os.environ
+
+
+def test_a_folder_whose_room_has_ended_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from xsp.bench import moves
+
+    def full(*_: object, **__: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv(transfers.DIRECTORY, str(tmp_path))
+    moves._file.cache_clear()
+    monkeypatch.setattr(moves, "ROOM", 1 << 50)
+    with pytest.raises(MemoryError, match="too little room"):
+        moves.Transfers().prepare(transfers.spec("read-cached", TRANSFERS, 1 << 12, filesystem="ext4"), 0, 1 << 34)
+    monkeypatch.setattr(moves, "ROOM", 0)
+    monkeypatch.setattr(moves.tempfile, "TemporaryFile", full)
+    with pytest.raises(MemoryError, match="no file can be made there"):
+        moves.Transfers().prepare(transfers.spec("read-cached", TRANSFERS, 1 << 12, filesystem="ext4"), 0, 1 << 34)
+    monkeypatch.setattr(moves, "Partner", full)
+    with pytest.raises(MemoryError, match="No space left"):
+        moves.Transfers().prepare(transfers.spec("mapped-file", TRANSFERS, 1 << 12, filesystem="ext4"), 0, 1 << 34)
+
+
+def test_where_no_folder_takes_temporary_files_it_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(links.tempfile, "gettempdir", none)
+    timings = Timings.open(tmp_path / "timings", HERE)
+    with pytest.raises(UsageError, match=r"No usable temporary directory .*: name one, --directory DIR"):
+        links.asked(timings, TRANSFERS, "copy", (2,), (1,))
+    assert links.asked(timings, TRANSFERS, "copy", (2,), (1,), tmp_path).specs
+    monkeypatch.setattr(turns.tempfile, "TemporaryFile", none)
+    with pytest.raises(BenchError, match="small temporary file"), turns.Turns(1):
+        pass
 
 
 # --- for real ----------------------------------------------------------------------------------------------

@@ -101,11 +101,20 @@ def test_what_is_missing_is_timed_and_nothing_twice(copy: Path, capsys: pytest.C
 
 def test_timings_are_carried_by_a_file(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(copy / "all.parquet")
-    assert as_json(capsys, copy / "t", "--export", file) == {"exported": 5}
+    assert as_json(capsys, copy / "t", "--export", file) == {"exported": 5, "problems": []}
     assert as_json(capsys, copy / "other", "--import", file)["imported"] == 5
     assert bench(capsys, copy / "other", "--list").count("(here)") == 1
     assert as_json(capsys, copy / "other", "--compact") == {"timings": 5, "parts": 1, "problems": []}
     assert "was" not in refused(capsys, "--import", f"{copy}/net.py", "--timings", str(copy / "other"))
+
+
+def test_what_is_left_out_of_a_folder_is_named_where_its_timings_are_shown_or_exported(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    next(copy.glob("t/environment=*")).joinpath("part-damaged.parquet").write_bytes(b"PAR1")
+    for typed in (["--export", str(copy / "all.parquet")], ["transfers", "--list"], ["--list"]):
+        assert "part-damaged.parquet: cannot be read" in bench(capsys, copy / "t", *typed)
+    assert len(as_json(capsys, copy / "t", "--export", str(copy / "all.parquet"))["problems"]) == 1
 
 
 def relu_of_onnx(place: Path) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from xsp.errors import UsageError
-from xsp.predict import baselines, configurations, generic, identified, judged, nextrun
+from xsp.predict import baselines, configurations, fitted, generic, identified, judged, nextrun
 from xsp.predict.configurations import Configurations
 from xsp.predict.generic import Penalty
 
@@ -353,3 +355,101 @@ def test_constant_times_and_huge_ratios_are_no_obstacle() -> None:
     assert flat.errors[0].mean < 1e-6
     wide = judge([{"batch": 10.0**b, "step_s": 10.0**b} for b in range(-12, 13, 2)])
     assert wide.errors[0].mean < 0.01
+
+
+def test_equal_values_of_different_sources_are_one_group() -> None:
+    pairs = ("64", "a"), ("64 ", "a "), (64, "a"), (64.0, "a"), ("128", "a"), ("128", "b")
+    made = [{"batch": batch, "kind": kind, "step_s": 1.0} for batch, kind in pairs]
+    assert configurations.of_rows(made).groups.tolist() == [0, 0, 0, 0, 1, 2]
+    grouped = configurations.of_rows(made, factors=["kind"], group=["batch"])
+    assert grouped.groups.tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_columns_that_differ_and_are_no_factors_are_said() -> None:
+    made = [
+        {"": n, "batch": n % 7 + 1, "name": f"run {n}", "rare": n if n < 20 else None, "same": 1, "step_ms": 1.0}
+        for n in range(50)
+    ]
+    table = configurations.of_rows(made)
+    assert [each.name for each in table.factors] == ["batch"]
+    assert table.notes == (
+        "a column without a name is left out",
+        "column name is left out: it has 50 texts, more than 40",
+        "column rare is left out: only 20 of 50 rows have a value",
+    )
+
+
+@pytest.mark.parametrize("lacks", ["a100", "h100", "l4"])
+def test_a_category_keeps_its_effect_in_rows_that_lack_one_of_its_values(lacks: str) -> None:
+    slower = {"a100": 2.0, "h100": 1.0, "l4": 8.0}
+    made = [
+        {"device": name, "batch": float(batch), "step_s": times * batch * (1 + 0.001 * batch)}
+        for name, times in slower.items()
+        for batch in {"a100": (1, 2, 4, 8, 16), "h100": (1, 2, 4, 8), "l4": (1, 2, 4)}[name]
+    ]
+    table = configurations.of_rows(made)
+    part = table.take(np.flatnonzero(table.values["device"] != lacks))
+    shape = generic.form(part, (), ("batch", "device"))
+    assert shape.dropped == ()
+    found = generic.fit(part, shape, penalties=[Penalty("none")])
+    first, second = (name for name in ("a100", "h100", "l4") if name != lacks)
+    assert shape.shapes[1:] == (f"device={second}",)
+    assert np.exp(found.shapes[1]) == pytest.approx(slower[second] / slower[first], rel=0.02)
+
+
+def test_values_of_a_category_are_in_the_order_of_their_own_rows_when_a_fit_is_read_again(tmp_path: Path) -> None:
+    made = [
+        {"model": kind, "device": name, "batch": float(batch), "step_s": 1e-3 * batch**0.9 * times}
+        for kind, name, times, batches in (
+            ("cnn", "a100", 2.0, 9), ("cnn", "h100", 1.0, 8), ("mlp", "h100", 3.0, 5), ("mlp", "l4", 9.0, 6),
+        )
+        for batch in range(1, batches + 1)
+    ]  # fmt: skip
+    table = configurations.of_rows(made)
+    found = judged.judge(table, judged.split_of(table, (), (), "model"), resamples=20, beyond=False)
+    assert [each.levels for each in found.fits["mlp"].form.extrinsic if each.levels] == [("l4", "h100")]
+    fitted.write(found, tmp_path / "fit.json")
+    again = fitted.read(tmp_path / "fit.json")
+    asked = [{"model": "mlp", "device": name, "batch": 3.0} for name in ("h100", "l4")]
+    assert [each.seconds for each in judged.predict(again, asked)] == pytest.approx(
+        [each.seconds for each in judged.predict(found, asked)]
+    )
+
+
+def test_a_value_with_a_model_of_its_own_that_is_held_out_whole_is_refused() -> None:
+    made = [
+        {"model": kind, "machine": f"{kind} 1", "batch": float(batch), "step_s": 1e-3 * batch}
+        for kind in ("cnn", "mlp", "rnn") for batch in (1, 2, 4, 8, 16)
+    ]  # fmt: skip
+    table = configurations.of_rows(made, factors=["model", "batch"], group=["machine"])
+    with pytest.raises(UsageError, match=r"--each model: all rows of \w+ are held out at once"):
+        judged.judge(table, judged.split_of(table, (), (), "model"), resamples=20, beyond=False)
+
+
+def test_a_value_that_no_resampled_table_has_keeps_its_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [
+        {"model": kind, "batch": float(batch), "step_s": 1e-3 * batch * times}
+        for kind, times in (("cnn", 1.0), ("mlp", 3.0)) for batch in (1, 2, 4, 8, 16)
+    ]  # fmt: skip
+    table = configurations.of_rows(made)
+    found = judged.judge(table, judged.split_of(table, (), (), "model"), resamples=20, beyond=False)
+    errors = sorted(found.errors, key=lambda each: each.model != "power law")
+    found = dataclasses.replace(found, errors=tuple(errors))
+    monkeypatch.setattr(
+        generic, "drawn", lambda table, seed: table.take(np.flatnonzero(table.values["model"] == "cnn"))
+    )
+    spread = judged.spread(found, judged.asked_values(found, [{"model": "mlp", "batch": 4.0}]))
+    assert spread == pytest.approx(np.full(spread.shape, 12e-3))
+
+
+def test_means_of_many_categories_take_no_time_that_grows_with_their_square() -> None:
+    count = 40_000
+    made = [
+        {"a": f"a{n % 35}", "b": f"b{n // 35 % 35}", "c": f"c{n // 1225 % 35}", "step_s": 1.0 + n % 2}
+        for n in range(count)
+    ]
+    table = configurations.of_rows(made)
+    began = time.monotonic()
+    found = baselines.mean(table, table.factors)(table.values)
+    assert time.monotonic() - began < 20
+    assert found == pytest.approx(table.seconds)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +199,92 @@ def test_runs_are_rows_with_the_options_of_their_programs(tmp_path: Path) -> Non
     assert sorted(each["fast"] for each in rows) == ["no", "yes", "yes"]
     assert not any("nproc" in name or "port" in name for each in rows for name in each)
     assert "empty" in left[0]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda fit: fit["split"].update(extrinsic=["sort"]),
+        lambda fit: fit["fits"][0].update(extrinsic=["sort", "batch", "threads"]),
+        lambda fit: fit["split"].update(each="kind"),
+        lambda fit: fit["rows"]["values"]["batch"].__setitem__(0, -1.0),
+        lambda fit: fit["factors"][1].update(low=0.0),
+        lambda fit: fit.update(residuals=[]),
+        lambda fit: fit.update(seed=-1),
+    ],
+)
+def test_a_fit_that_somebody_edited_is_refused_in_one_line(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: Callable[[dict[str, Any]], None]
+) -> None:
+    content = json.loads((place / "fit.json").read_text())
+    edit(content)
+    (tmp_path / "fit.json").write_text(json.dumps(content))
+    said = refused(capsys, "at", "batch=8", "threads=1", "kind=cnn", "--fit", str(tmp_path / "fit.json"))
+    assert "is no fit of xsp" in said
+
+
+def test_texts_with_commas_are_asked_and_what_has_one_value_may_be_omitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"layers": layers, "batch": batch, "tokens": 1048577 if layers == "64,64" else 2097151, "cpu": "one",
+         "step_ms": len(layers) * batch**0.5}
+        for layers in ("64,64", "128, 128,128") for batch in (1, 2, 4, 8, 16)
+    ]  # fmt: skip
+    (tmp_path / "t.json").write_text(json.dumps(rows))
+    fit = str(tmp_path / "fit.json")
+    named = ["--extrinsic", "layers,batch,batch,tokens,cpu", "--resamples", "20"]
+    assert "batch follows" not in told(capsys, "fit", str(tmp_path / "t.json"), *named, "-o", fit)
+    typed = ["batch=2", "tokens=1048577", "--fit", fit]
+    page = told(capsys, "at", "layers=64,64", *typed)
+    assert "tokens=1048577" in page
+    assert "layers=64,64" in page
+    assert "cpu=one" in page
+    assert "layers=128, 128,128" in told(capsys, "at", "layers=128,128,128", *typed)
+    assert "layers=64 was never recorded" in refused(capsys, "at", "layers=64,128", *typed)
+
+
+def test_an_index_without_a_name_and_lines_within_texts_are_no_obstacle(tmp_path: Path) -> None:
+    from xsp.predict import configurations
+
+    (tmp_path / "a.csv").write_text(",batch,step_ms,\n0,8,1.5,\n1,16,2.5,\n")
+    found = configurations.of_rows(configurations.read(tmp_path / "a.csv"))
+    assert [each.name for each in found.factors] == ["batch"]
+    lines = [json.dumps({"kind": f"a\u2028{n}\x85", "step_ms": n}, ensure_ascii=False) for n in (1, 2)]
+    (tmp_path / "a.jsonl").write_text("\r\n".join(lines), encoding="utf-8")
+    assert len(configurations.read(tmp_path / "a.jsonl")) == 2
+
+
+def test_without_scipy_a_configuration_is_refused_in_one_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    typed = ("at", "batch=8", "threads=1", "kind=cnn", "--fit", str(place / "fit.json"))
+    assert "needs SciPy" in refused(capsys, *typed)
+
+
+def test_the_model_that_a_program_was_told_to_train_is_not_the_name_of_its_run(tmp_path: Path) -> None:
+    from xsp.predict import fromruns
+
+    for number, model in enumerate(("resnet50", "vgg16"), 1):
+        write_run(tmp_path / "runs" / f"train-{number}", number=number, typed=["run", "train.py", "--model", model])
+    write_run(tmp_path / "runs" / "zero", number=3, typed=["run", "train.py"])
+    rows, _ = fromruns.rows([str(tmp_path / "runs")])
+    assert [each["model"] for each in rows] == ["resnet50", "vgg16", "zero"]
+
+
+def test_a_damaged_run_is_left_out_and_the_ranks_of_a_job_are_one_row(tmp_path: Path) -> None:
+    from xsp.predict import fromruns
+
+    runs = tmp_path / "runs"
+    write_run(runs / "good", batch_size=8)
+    write_run(runs / "cut", number=2, batch_size=16)
+    (runs / "cut" / "run.json").write_text('{"format": 1, "na')
+    write_run(runs / "gone", number=3, batch_size=16)
+    (runs / "gone" / "run.json").unlink()
+    for rank in (0, 1):  # as torchrun alone leaves them
+        write_run(runs / "job" / f"rank-000{rank}", number=4 + rank, batch_size=32, rank=rank, world_size=2)
+    rows, left = fromruns.rows([str(runs)])
+    assert sorted((each["batch"], each["ranks"]) for each in rows) == [(8, 1), (32, 2)]
+    assert sorted(Path(each.split()[0]).name for each in left) == ["cut", "gone"]
+    assert [each["ranks"] for each in fromruns.rows([str(runs / "job")])[0]] == [2]

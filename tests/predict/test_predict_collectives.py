@@ -67,6 +67,7 @@ def test_a_link_of_several_ranks_gives_each_its_share() -> None:
         ("5e-6, 1e-10", 5e-6, 1e-10),
         ("1ms,25Gbit/s", 1e-3, 8 / 25e9),
         ("1ms,25Gb/s", 1e-3, 8 / 25e9),
+        ("1ms,25gbyte/s", 1e-3, 1 / 25e9),
         ("20us,1GiB/s", 20e-6, 1 / (1 << 30)),
         ("3.4us,1.8TB/s", 3.4e-6, 1 / 1.8e12),
         ("2us,1.6Tbit/s", 2e-6, 8 / 1.6e12),
@@ -90,6 +91,7 @@ def test_a_link_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     path.write_text(json.dumps({"alpha_s": 1e-5, "beta_s_per_byte": 2e-10, "source": "measured on loopback"}))
     assert link(str(path)) == Link("measured", 1e-5, 2e-10, source="measured on loopback")
+    assert link(str(path.rename(tmp_path / "rack 7, row 2.json"))).alpha == 1e-5
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import xsp
 from xsp import sections
 from xsp.cli import main
 from xsp.errors import AnalysisError, UsageError
-from xsp.predict import collectives, devicestep, prediction, recorded, scaling, text
+from xsp.predict import collectives, devicestep, fromruns, gradients, hoststep, prediction, recorded, scaling, text
 from xsp.predict.collectives import Algorithm
 from xsp.predict.training import Job, Slow, Straggler
+from xsp.testing import spans, trace_of
 
 LINK = collectives.link("10us,20GB/s")
 US = 1e-6
@@ -330,6 +331,71 @@ def test_a_run_that_accumulates_gradients_sends_them_in_the_last_backward_pass(
     assert 3 * one + found.work.update + 3 * found.work.other == pytest.approx(found.step, rel=1e-6)
 
 
+def test_buckets_of_a_trace_keep_their_sizes_where_modules_are_known_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradients, "_modules", lambda trace, idle: [("model", 4000, 4000, 4000, True, 0)])
+    monkeypatch.setattr(gradients, "_without_backward", lambda trace: ([], 0))
+    found = recorded.of(xsp.load(kineto(tmp_path / "sizes.pt.trace.json.gz")))
+    assert found.work.arrivals == tuple(4 * each for each in ELEMENTS)
+    assert found.plan is not None
+    pieces = recorded.of(xsp.load(kineto(tmp_path / "none.pt.trace.json.gz", sizes=False)))
+    assert sum(pieces.work.arrivals) == pytest.approx(4000, abs=devicestep.PIECES)
+    assert any("spread over the backward pass" in each for each in pieces.told)
+
+
+def test_an_optimizer_that_has_gradients_computed_again_accumulates_no_batches(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    values = torch.randn(256, 64)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(values).square().mean()
+        loss.backward()
+        return loss
+
+    with xsp.profile("lbfgs", out=tmp_path / "run", levels="M/L", batch_size=256, samples=False) as profile:
+        for _ in range(12):
+            with profile.step():
+                optimizer.step(closure)
+    found = recorded.of(xsp.load(tmp_path / "run"))
+    assert found.accumulated == 1
+    assert found.samples == 256
+    assert sum(found.work.arrivals) == 4 * (64 * 64 + 64 + 64 * 4 + 4)
+    assert any("the optimizer has them computed" in each for each in found.unknown)
+    assert not any("accumulates" in each for each in found.told)
+
+
+def test_collectives_that_nobody_could_number_are_no_part_of_the_backward_pass_either() -> None:
+    written = """
+        step train           0-1000
+        forward Net          10-200
+        backward backward    200-800
+        op MmBackward0       210-400 phase=backward
+        call gloo:all_reduce 380-750 thread=2
+        call gloo:recv       760-790 thread=2
+        optimizer SGD        810-900
+    """
+    for given in (written, written.replace("thread=2", 'thread=2 attributes={"xsp.collective.name":"allreduce"}', 1)):
+        made = trace_of(spans(given))
+        assert hoststep._waited_for_ranks(made) == pytest.approx(350e-6)
+        (only,) = hoststep._lanes(made)["communication"]
+        assert only == pytest.approx((370e-6, 740e-6))
+
+
+def test_passes_within_an_optimizers_step_are_no_batches_of_it() -> None:
+    def batch(at: int) -> str:
+        return f"forward Net {at}-{at + 90}\nmodule Net {at}-{at + 89}\nbackward backward {at + 100}-{at + 190}"
+
+    accumulated = f"step train 0-1000\n{batch(10)}\n{batch(210)}\noptimizer SGD 500-990"
+    again = f"step train 0-1000\noptimizer LBFGS 5-990\n{batch(10)}\n{batch(210)}"
+    last = f"step train 0-1000\n{batch(10)}\noptimizer SGD 205-990\n{batch(210)}"  # as in Lightning
+    assert [hoststep.batches(trace_of(spans(each))) for each in (accumulated, again, last)] == [2, 1, 2]
+    assert [hoststep.closures(trace_of(spans(each))) for each in (accumulated, again, last)] == [0, 2, 1]
+
+
 def test_backward_work_of_a_module_around_others_is_where_it_was_recorded(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
@@ -471,6 +537,7 @@ def test_of_a_program_that_evaluates_most_of_its_time_the_steps_that_train_are_p
     said = json.loads(capsys.readouterr().out)
     assert said["recorded"]["gradient_bytes"] == 4 * (64 * 64 + 64 + 64 * 4 + 4)
     assert any(each.startswith("kind of step: ") and "--kind takes another" in each for each in said["from"])
+    assert fromruns.row(tmp_path / "run")["step_s"] == said["recorded"]["step_s"]
     kinds = xsp.load(tmp_path / "run").run.kinds
     other = next(each.kind for each in kinds if not each.training)
     assert main(["predict", str(tmp_path / "run"), "--ranks", "1", "--kind", str(other)]) != 0
@@ -518,6 +585,13 @@ def test_gradients_that_are_compressed_travel_in_fewer_bytes_and_parameters_do_n
         for each in (1.0, 2.0)
     )
     assert half.found.communication == pytest.approx(whole.found.communication * 5 / 6)  # gathered twice, reduced once
+
+
+def test_buckets_of_a_run_that_a_smaller_size_does_not_divide_are_said(trace: Path) -> None:
+    found = recorded.of(xsp.load(trace))
+    for size, said in ((1 << 20, True), (1 << 30, False)):
+        notes = text.as_json(scaling.of(found, Job(2, LINK, bucket=size), [2]))["notes"]
+        assert any("a smaller --bucket does not divide them" in each for each in notes) == said
 
 
 def test_work_that_takes_half_as_long_is_scaled_and_said(trace: Path) -> None:

@@ -159,6 +159,7 @@ def test_a_run_of_ranks_that_were_not_timed_here_is_predicted_and_not_checked(li
     assert found.check is None
     assert text.as_json(found)["check"] is None
     assert "No check: the run has 8 ranks, and nothing says what those take over this link" in flat(text.page(found))
+    assert "all-reduce as timed here" in flat(text.page(found))
 
 
 @pytest.mark.parametrize(("threads", "cores", "factor"), [(1, 2, 1.5), (2, 2, 2.0), (4, 2, 2.0), (2, 8, 1.5)])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,14 @@ class Asked:
     """One line for each missing resource, with the families that are left out."""
 
     directory: Path | None = None
+    names: tuple[str, ...] = ()
+    """The families of the specs."""
+
+    def has(self, spec: Spec) -> bool:
+        """Return whether a spec is of these families and, if it uses a file, of the directory's kind of file system."""
+        name, given = transfers.arguments(spec)
+        here = filesystem(self.directory) if self.directory is not None else ""
+        return name in self.names and given.get("filesystem", here) == here
 
 
 def asked(
@@ -67,8 +76,11 @@ def asked(
             raise UsageError(f"collectives are of 2 to {MOST_RANKS} ranks on this machine: --ranks 2,4")
         names = transfers.named(families, OF_RANKS)
         specs = [each for count in threads or (1,) for each in transfers.of_collectives(names, ranks, count)]
-        return Asked(tuple(specs))
-    place = directory or Path(tempfile.gettempdir())
+        return Asked(tuple(specs), names=tuple(names))
+    try:
+        place = directory or Path(tempfile.gettempdir())
+    except OSError as error:
+        raise UsageError(f"no folder takes temporary files ({error.strerror}): name one, --directory DIR") from error
     if not place.is_dir():
         raise UsageError(f"{place}: no folder; storage is timed in one: --directory DIR")
     names = transfers.named(families, FAMILIES)
@@ -76,7 +88,7 @@ def asked(
     names, refused = _here(names, devices, place, times)
     counts = tuple(dict.fromkeys((1, cores()))) if threads is None else threads
     found = transfers.of_transfers(names, counts, filesystem(place))
-    return Asked(tuple(found), tuple(refused), place)
+    return Asked(tuple(found), tuple(refused), place, tuple(names))
 
 
 def _here(names: Sequence[str], devices: int, place: Path, times: bool) -> tuple[list[str], list[str]]:
@@ -126,22 +138,29 @@ def _no_room(place: Path, size: int) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def timed_in(directory: Path | None) -> Iterator[None]:
+    """Have worker processes that are started meanwhile time storage in a folder; None leaves theirs."""
+    before = os.environ.get(DIRECTORY)
+    try:
+        if directory is not None:
+            os.environ[DIRECTORY] = str(directory.absolute())
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(DIRECTORY, None)
+        else:
+            os.environ[DIRECTORY] = before
+
+
 def fill(found: Asked, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
     """Time the specs that have no timing yet, in their order, and return how many of them got a figure.
 
     Raises:
         BenchError: see `xsp.bench.plan.fill`.
     """
-    before = os.environ.get(DIRECTORY)
-    try:
-        if found.directory is not None:
-            os.environ[DIRECTORY] = str(found.directory.absolute())  # read by the worker process
+    with timed_in(found.directory):
         made = plan.fill(found.specs, timings, seconds, progress, again=again, limits=LIMITS, in_order=True)
-    finally:
-        if before is None:
-            os.environ.pop(DIRECTORY, None)
-        else:
-            os.environ[DIRECTORY] = before
     return sum(each.is_timed for each in made)
 
 
@@ -155,7 +174,7 @@ def known(found: Asked, timings: Timings) -> tuple[list[Curve], int]:
 def filesystem(place: Path) -> str:
     """Return the type of the file system of a folder, such as `ext4`; empty if the system does not report it."""
     try:
-        lines = MOUNTS.read_text(encoding="utf-8").splitlines()
+        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return ""
     whole = str(place.resolve())

@@ -7,6 +7,7 @@ written before they are timed, so that no page is fresh, except for `first-touch
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -39,7 +40,7 @@ class Transfers:
 
         Raises:
             NotTimeable: the transfer is not possible on this machine; the message is the reason.
-            MemoryError: the buffers exceed the limit.
+            MemoryError: the buffers exceed the limit, or the folder has too little room.
         """
         name, given = transfers.arguments(spec)
         family, size = FAMILIES.get(name), int(given.get("bytes", 0))
@@ -121,7 +122,7 @@ def _partner(folder: Path | None) -> Partner:
     try:
         return _partners.setdefault(folder, known or Partner(MESSAGE_BYTES, folder))
     except OSError as error:
-        raise NotTimeable(f"the other process cannot be started ({error.strerror or error})") from error
+        raise _refusal(error, f"the other process cannot be started ({error.strerror or error})") from error
 
 
 def _setting(path: str) -> str:
@@ -129,6 +130,11 @@ def _setting(path: str) -> str:
         return Path(path).read_text(encoding="ascii")
     except OSError:
         return "[never]"
+
+
+def _refusal(error: OSError, said: str) -> NotTimeable | MemoryError:
+    """Return an error for a lack of room, which may end, as for a lack of memory: such transfers are tried again."""
+    return MemoryError(said) if error.errno in (errno.ENOSPC, errno.EDQUOT) else NotTimeable(said)
 
 
 # --- storage -----------------------------------------------------------------------------------------------------
@@ -146,7 +152,7 @@ def _file(purpose: str, size: int) -> int:
     try:
         free = os.statvfs(place)
         if free.f_bavail * free.f_frsize < ROOM * size:
-            raise NotTimeable(f"{place} has too little room: {ROOM * size >> 20} MiB are needed")
+            raise MemoryError(f"{place} has too little room: {ROOM * size >> 20} MiB are needed")
         with tempfile.TemporaryFile(dir=place) as file:
             noise = np.random.default_rng(0).bytes(min(size, 1 << 20))
             for _ in range(-(-size // len(noise))):
@@ -155,7 +161,7 @@ def _file(purpose: str, size: int) -> int:
             os.fsync(file.fileno())
             return os.dup(file.fileno())
     except OSError as error:
-        raise NotTimeable(f"{place}: no file can be made there ({error.strerror})") from error
+        raise _refusal(error, f"{place}: no file can be made there ({error.strerror})") from error
 
 
 def _storage(name: str, size: int) -> Prepared:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from xsp.bench.plan import LEAST_S, OVERHEADS, Progress
@@ -53,6 +54,7 @@ def check(
     how_many: int = HOW_MANY,
     seed: int = 0,
     runtime: str | None = None,
+    keep: Callable[[Spec], bool] = lambda spec: True,
 ) -> Check:
     """Time some specs again without storing the new timings.
 
@@ -63,6 +65,7 @@ def check(
         how_many: number of specs, drawn among those whose timing is `ok` or `unstable`.
         seed: seed of the draw.
         runtime: runtime of the specs; default: any except transfers and collectives.
+        keep: whether a spec of that runtime may be drawn.
 
     Raises:
         BenchError: there are no timings of this environment.
@@ -74,6 +77,7 @@ def check(
         and each.trimmed_ns
         and each.variant not in OVERHEADS
         and (each.runtime == runtime if runtime else each.runtime not in (TRANSFERS, COLLECTIVES))
+        and keep(spec_of(each))
     ]
     if not known:
         raise BenchError(

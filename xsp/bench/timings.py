@@ -255,11 +255,15 @@ class Timings:
         parts = self._parts(environment)
         if parts and self._described(environment) is None:
             return found
-        for part in parts:
-            for timing in self._timings(part, environment)[0]:
-                known = found.get(timing.key)
-                if known is None or known.taken_ns <= timing.taken_ns:
-                    found[timing.key] = timing
+        seen: set[Path] = set()
+        while parts:
+            for part in parts:
+                for timing in self._timings(part, environment)[0]:
+                    known = found.get(timing.key)
+                    if known is None or known.taken_ns <= timing.taken_ns:
+                        found[timing.key] = timing
+            seen.update(parts)
+            parts = [part for part in self._parts(environment) if part not in seen]  # merged by another process
         return found
 
     def _timings(self, part: Path, environment: str) -> tuple[list[Timing], bool]:
@@ -296,6 +300,8 @@ class Timings:
             columns = ", ".join(each.name for each in COLUMNS)
             return con.execute(f"SELECT {columns} FROM {_parquet(part)}").fetchall()
         except (duckdb.Error, OutputError) as error:
+            if not os.path.lexists(part):  # another process has merged it with others
+                return []
             self._problem(f"{part}: cannot be read ({str(error).splitlines()[0][:160]})")
             return None
         finally:

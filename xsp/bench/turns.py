@@ -71,8 +71,14 @@ class Turns:
 
     def __enter__(self) -> Turns:
         # a mapped file records the running spec: a message per batch would wake this process beside the timed work
-        self._file = tempfile.TemporaryFile()
-        self._file.truncate(CELL.size)
+        try:
+            self._file = tempfile.TemporaryFile(buffering=0)
+            self._file.write(bytes(CELL.size))  # on a full disk, to write to a hole of a mapped file ends this process
+        except OSError as error:
+            raise BenchError(
+                f"the process that times needs a small temporary file ({error.strerror}): make room, or name another "
+                "folder in the variable TMPDIR"
+            ) from error
         self._cell = mmap.mmap(self._file.fileno(), CELL.size)
         return self
 

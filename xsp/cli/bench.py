@@ -27,6 +27,7 @@ import argparse
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
 
 if TYPE_CHECKING:
+    from xsp.bench.spec import Spec
     from xsp.bench.timings import Timings
 
 SUMMARY = "time each operator call of a model in isolation"
@@ -190,7 +192,7 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
 def _moved(given: argparse.Namespace, seconds: float) -> int:
     """Time transfers or collectives, or show their existing timings."""
     from xsp import sections
-    from xsp.bench import curvetext, links
+    from xsp.bench import curvetext, links, text
     from xsp.bench.timings import Timings
 
     if given.section is not None:
@@ -202,7 +204,8 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
         times=not (given.list or given.check),
     )  # fmt: skip
     if given.check:
-        _show(given, *_check(given, timings, seconds))
+        with links.timed_in(asked.directory):
+            _show(given, *_check(given, timings, seconds, asked.has))
         return 0
     began, made = time.monotonic(), 0
     if not given.list:
@@ -218,7 +221,8 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
     told = given.source, timings, found, None if given.list else time.monotonic() - began, left, made
     if given.section is not None:
         sections.write(given.section, curvetext.SECTION[given.source], curvetext.section(given.source, timings, found))
-    _show(given, curvetext.page(*told), {**curvetext.as_json(*told), "refused": list(asked.refused)})
+    shown = "\n".join([curvetext.page(*told), *text.problems(timings)])
+    _show(given, shown, {**curvetext.as_json(*told), "refused": list(asked.refused)})
     return 0
 
 
@@ -258,11 +262,14 @@ def _list(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[
     return text.listed(timings), text.listed_as_json(timings)
 
 
-def _check(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+def _check(
+    given: argparse.Namespace, timings: Timings, seconds: float, keep: Callable[[Spec], bool] = lambda spec: True
+) -> tuple[str, Any]:
     from xsp.bench import repeatability, text
 
+    moved = given.source if given.source in MOVED else None
     with progress.shown(quiet=False) as show:
-        found = repeatability.check(timings, seconds, show, runtime=given.source if given.source in MOVED else None)
+        found = repeatability.check(timings, seconds, show, runtime=moved, keep=keep)
     return text.checked(found), text.checked_as_json(found)
 
 
@@ -278,8 +285,11 @@ def _compact(given: argparse.Namespace, timings: Timings, seconds: float) -> tup
 
 
 def _export(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+    from xsp.bench import text
+
     count = timings.export(given.export)
-    return f"{count:,} timings are in {given.export}; elsewhere: xsp bench --import FILE", {"exported": count}
+    said = f"{count:,} timings are in {given.export}; elsewhere: xsp bench --import FILE"
+    return "\n".join([said, *text.problems(timings)]), {"exported": count, "problems": list(timings.problems)}
 
 
 def _import(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from xsp.cli import progress
 
 if TYPE_CHECKING:
+    from xsp.predict.configurations import Factor
     from xsp.predict.judged import Judged
 
 SUMMARY = "predict the time of other configurations from a fit"
@@ -74,9 +75,23 @@ def asked(found: Judged, values: list[tuple[str, tuple[str, ...]]]) -> list[dict
         raise UsageError(f"{double} is given twice: write {double}=A,B for several values")
     if prod(len(each) for _, each in values) > MOST_POINTS:
         raise UsageError(f"more than {MOST_POINTS:,} combinations: give fewer values")
-    numeric = {each.name for each in found.table.factors if each.numeric}
-    parsed = [[_value(name, text) if name in numeric else text for text in texts] for name, texts in values]
-    return [dict(zip(named, each, strict=True)) for each in product(*parsed)]
+    factors = {each.name: each for each in found.table.factors}
+    parsed = [_values(name, texts, factors.get(name)) for name, texts in values]
+    alone: dict[str, float | str] = {
+        each.name: each.low if each.numeric else each.levels[0]
+        for each in factors.values()
+        if (each.low == each.high if each.numeric else len(each.levels) == 1)
+    }
+    return [{**alone, **dict(zip(named, each, strict=True))} for each in product(*parsed)]
+
+
+def _values(name: str, texts: tuple[str, ...], factor: Factor | None) -> list[float | str]:
+    """Return the values of a factor; a recorded text may have commas itself (`layers=64,64`)."""
+    if factor is not None and factor.numeric:
+        return [_value(name, text) for text in texts]
+    levels = () if factor is None else factor.levels
+    whole = [each for each in levels if tuple(part.strip() for part in each.split(",")) == texts]
+    return [*(whole[:1] or texts)]
 
 
 def _value(name: str, text: str) -> float:

@@ -26,7 +26,7 @@ SUMMARY = "fit step times to recorded configurations"
 
 def names(text: str) -> tuple[str, ...]:
     """Return names of columns: batch,threads."""
-    return tuple(each.strip() for each in text.split(",") if each.strip())
+    return tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
 
 
 def count(text: str) -> int:
@@ -78,17 +78,14 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError(f"--seed {given.seed}: is a number from 0 on")
     rows, left = fromruns.rows(given.sources)
     named = (*given.intrinsic, *given.extrinsic)
-    wanted = (*named, *((given.each,) if given.each else ())) if named else ()
-    if given.extrinsic or not named:
-        chosen = wanted
-    else:  # columns that are not named multiply
+    wanted = (*named, *((given.each,) if given.each else ()))
+    chosen, notes = (wanted if named else ()), list(left)
+    if wanted and not given.extrinsic:  # columns that are not named multiply
         every = configurations.of_rows(rows, given.time, given.unit, (), given.category, given.group)
-        chosen = tuple(dict.fromkeys((*wanted, *(each.name for each in every.factors))))
-    if given.each and not chosen:
-        every = configurations.of_rows(rows, given.time, given.unit, (), given.category, given.group)
-        chosen = tuple(dict.fromkeys((*(each.name for each in every.factors), given.each)))
+        chosen = tuple(dict.fromkeys((*named, *(each.name for each in every.factors), *wanted)))
+        notes = [*every.notes, *notes]
     table = configurations.of_rows(rows, given.time, given.unit, chosen, given.category, given.group)
-    table = replace(table, notes=(*table.notes, *left))
+    table = replace(table, notes=tuple(dict.fromkeys((*table.notes, *notes))))
     split = judged.split_of(table, given.intrinsic, given.extrinsic, given.each)
     found = judged.judge(table, split, given.seed, given.resamples)
     place = given.out or Path(fitted.NAME)

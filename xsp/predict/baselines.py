@@ -48,8 +48,10 @@ def mean(table: Configurations, factors: Sequence[Factor]) -> Trained:
     """Return the geometric mean of the configurations with equal categories, or of all if there are none."""
     texts = [each.name for each in factors if not each.numeric]
     logs = np.log(table.seconds)
-    keys = _keys(table.values, texts, len(table))
-    means = {key: float(logs[[place for place, each in enumerate(keys) if each == key]].mean()) for key in set(keys)}
+    places: dict[tuple[str, ...], list[int]] = {}
+    for place, key in enumerate(_keys(table.values, texts, len(table))):
+        places.setdefault(key, []).append(place)
+    means = {key: float(logs[those].mean()) for key, those in places.items()}
     whole = float(logs.mean())
 
     def predict(values: Values) -> Floats:

@@ -111,7 +111,8 @@ def link(text: str) -> Link:
     """
     if text.lower() in LINKS:
         return LINKS[text.lower()]
-    if "," in text:
+    place = Path(text)
+    if "," in text and not place.is_file():
         alpha, *rates = (part.strip() for part in text.split(","))
         if len(rates) > 2:
             raise UsageError(f"{text!r} has {1 + len(rates)} parts; write ALPHA,BETA or ALPHA,BETA,GAMMA: 5us,10GB/s")
@@ -119,7 +120,6 @@ def link(text: str) -> Link:
             return Link(text, 0.0, 0.0)  # a link that costs nothing
         adding = _per_byte(rates[1]) if rates[1:] and rates[1] != "0" else 0.0
         return Link(text, _time(alpha), _per_byte(rates[0]), adding)
-    place = Path(text)
     if place.is_file():
         return _of_file(place)
     raise UsageError(
@@ -147,7 +147,7 @@ def _per_byte(text: str) -> float:
         return value
     if not value:
         raise UsageError(f"{text!r}: a rate must be above 0")
-    if bits is not None or unit == "b":  # Gb/s is bits, GB/s is bytes
+    if bits is not None or (unit == "b" and "byte" not in text.lower()):  # Gb/s is bits, GB/s and gbyte/s are bytes
         value /= 8
     return float(1 / (value * (1024 if binary else 1000) ** _POWER[(prefix or of_bits or "").lower()]))
 

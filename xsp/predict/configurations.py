@@ -82,8 +82,12 @@ class Configurations:
         return len(self.seconds)
 
     def factor(self, name: str) -> Factor:
-        """Return a factor by name."""
-        return next(each for each in self.factors if each.name == name)
+        """Return a factor by name.
+
+        Raises:
+            KeyError: there is no such factor.
+        """
+        return {each.name: each for each in self.factors}[name]
 
     def take(self, places: NDArray[Any]) -> Configurations:
         """Return some of the rows; levels and ranges of the factors stay those of the whole table."""
@@ -127,7 +131,9 @@ def of_rows(
         texts = [row.get(time) for row in rows if not _is_missing(row.get(time)) and _number(row.get(time)) is None]
         held = f", such as {str(texts[0])[:40]!r}; write numbers alone" if texts else ""
         raise UsageError(f"column {time} holds no time above 0{held}")
-    chosen = list(dict.fromkeys(factors)) or _chosen([row for row, _ in kept], columns, time, group, categories)
+    chosen, unused = list(dict.fromkeys(factors)), []
+    if not chosen:
+        chosen, unused = _chosen([row for row, _ in kept], columns, time, group, categories)
     if not chosen:
         raise UsageError(
             f"no column has more than one value in the {len(kept):,} of {len(rows):,} rows with a time: record "
@@ -151,13 +157,19 @@ def of_rows(
     found = []
     for name in chosen:
         found.append(_factor(name, [row.get(name) for row, _ in complete], texts_of[name], values))
-    keys = [tuple(str(row.get(name)) for name in (group or chosen)) for row, _ in complete]
+    keys = [tuple(_alike(row.get(name)) for name in (group or chosen)) for row, _ in complete]
     numbers = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    notes = tuple(f"{count:,} of {len(rows):,} rows are left out: {why}" for why, count in left.items() if count)
+    notes = [f"{count:,} of {len(rows):,} rows are left out: {why}" for why, count in left.items() if count]
     return Configurations(
         tuple(found), values, np.array([seconds for _, seconds in complete]),
-        np.array([numbers[key] for key in keys]), notes,
+        np.array([numbers[key] for key in keys]), (*notes, *unused),
     )  # fmt: skip
+
+
+def _alike(value: Any) -> Value:
+    """Return a value in the form in which equal ones of different sources are equal: 64, 64.0 and the text `64`."""
+    number = _number(value)
+    return str(value).strip() if number is None else number
 
 
 def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -210,18 +222,28 @@ def _number(value: Any) -> float | None:
 
 def _chosen(
     rows: Sequence[Row], columns: Sequence[str], time: str, group: Sequence[str], categories: Sequence[str]
-) -> list[str]:
-    """Return the columns with more than one value that are neither times nor names of single rows."""
-    found = []
+) -> tuple[list[str], list[str]]:
+    """Return the columns with more than one value that are neither times nor names of single rows, and texts on those
+    that differ and are left out.
+    """
+    found: list[str] = []
+    unused: list[str] = []
     for name in columns:
         if name == time or name in group or _UNIT.search(name):
             continue
-        values = {str(row.get(name)) for row in rows if not _is_missing(row.get(name))}
-        if len(values) < 2 or (len(values) > MOST_LEVELS and _is_category(rows, name, name in categories)):
+        values = [row.get(name) for row in rows if not _is_missing(row.get(name))]
+        different = len(set(map(str, values)))
+        if different < 2:
             continue
-        if sum(1 for row in rows if not _is_missing(row.get(name))) * 2 > len(rows):
+        if not name:  # the index of pandas, for example
+            unused.append("a column without a name is left out")
+        elif different > MOST_LEVELS and _is_category(rows, name, name in categories):
+            unused.append(f"column {name} is left out: it has {different:,} texts, more than {MOST_LEVELS}")
+        elif len(values) * 2 <= len(rows):
+            unused.append(f"column {name} is left out: only {len(values):,} of {len(rows):,} rows have a value")
+        else:
             found.append(name)
-    return found
+    return found, unused
 
 
 def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
@@ -233,7 +255,10 @@ def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
     values = [row.get(name) for row in rows if not _is_missing(row.get(name))]
     odd = next((each for each in values if not isinstance(each, (int, float, str, bool))), None)
     if odd is not None:
-        raise UsageError(f"column {plain(name)} holds {str(odd)[:40]!r}, which is neither a number nor a text")
+        raise UsageError(
+            f"column {plain(name)} holds {str(odd)[:40]!r}, which is neither a number nor a text: name the columns "
+            "that count, --extrinsic A,B"
+        )
     numbers = sum(1 for each in values if _number(each) is not None)
     if stated or not numbers:
         return True
@@ -331,7 +356,7 @@ def _check_names(path: Path, names: Sequence[str], delimiter: str) -> None:
             f"{path}: columns are separated by {other!r} there, and a {path.suffix} has {delimiter!r}: write it so, "
             "with a point in numbers"
         )
-    double = next((name for name in names if names.count(name) > 1), None)
+    double = next((name for name in names if name and names.count(name) > 1), None)
     if double is not None:
         raise UsageError(f"{path}: two columns are called {plain(double)}: rename one")
 
@@ -339,7 +364,7 @@ def _check_names(path: Path, names: Sequence[str], delimiter: str) -> None:
 def _of_json(path: Path, lines: bool) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
-        content = [json.loads(line) for line in text.splitlines() if line.strip()] if lines else json.loads(text)
+        content = [json.loads(line) for line in text.split("\n") if line.strip()] if lines else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is no JSON ({plain(str(error))[:80]})") from error
     if isinstance(content, dict):

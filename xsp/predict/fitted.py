@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def _content(found: Judged) -> dict[str, Any]:
                 "of": value,
                 "intrinsic": [each.name for each in fit.form.intrinsic],
                 "extrinsic": [each.name for each in fit.form.extrinsic],
+                "levels": {each.name: list(each.levels) for each in fit.form.extrinsic if each.levels},
                 "dropped": list(fit.form.dropped),
                 "penalty": list(fit.penalty),
                 "shapes": fit.shapes.tolist(),
@@ -120,21 +122,34 @@ def _of(content: Mapping[str, Any]) -> Judged:
         raise ValueError("its columns differ in length")
     if not (np.isfinite(table.seconds) & (table.seconds > 0)).all():
         raise ValueError("a time is none")
+    numbers = [values[each.name] for each in factors if each.numeric]
+    if not all((np.isfinite(each) & (each > 0)).all() for each in numbers):
+        raise ValueError("a number is none")
+    if not all(0 < each.low <= each.high and each.reference > 0 for each in factors if each.numeric):
+        raise ValueError("a range is none")
     split = Split(tuple(content["split"]["intrinsic"]), tuple(content["split"]["extrinsic"]), content["split"]["each"])
+    for name in (*split.intrinsic, *split.extrinsic):
+        table.factor(name)
     fits = {each["of"]: _fit(table, each) for each in content["fits"]}
-    errors = _errors(content["errors"])
-    if not fits or errors[0].model not in (judging.GENERIC, *BASELINES):
+    errors, seed = _errors(content["errors"]), int(content["seed"])
+    if errors[0].model not in (judging.GENERIC, *BASELINES):
         raise ValueError("its model is none")
+    if set(fits) != ({None} if split.each is None else set(table.factor(split.each).levels)):
+        raise ValueError("its fits are others than its kinds")
     beyond = tuple(Beyond(str(a), _real(b), int(c), _errors(d)) for a, b, c, d in content["beyond"])
     residuals = np.array([_real(each) for each in content["residuals"]])
+    if not len(residuals) or seed < 0:
+        raise ValueError("its residuals or its seed are none")
     missing = {str(name): str(reason) for name, reason in content.get("missing", {}).items()}
-    return Judged(table, split, int(content["seed"]), fits, errors, residuals, int(content["groups"]), beyond, missing)
+    return Judged(table, split, seed, fits, errors, residuals, int(content["groups"]), beyond, missing)
 
 
 def _fit(table: Configurations, held: Mapping[str, Any]) -> Fit:
+    own = {str(name): tuple(map(str, levels)) for name, levels in held.get("levels", {}).items()}
+    extrinsic = [table.factor(each) for each in held["extrinsic"]]
     form = Form(
         tuple(table.factor(each) for each in held["intrinsic"]),
-        tuple(table.factor(each) for each in held["extrinsic"]),
+        tuple(replace(each, levels=own.get(each.name, each.levels)) for each in extrinsic),
         tuple(map(str, held["dropped"])),
     )
     kind, strength = held["penalty"]

@@ -207,7 +207,7 @@ def points(found: Judged, those: Sequence[Point]) -> str:
 
 def _text(configuration: Mapping[str, float | str]) -> str:
     """Return a configuration in the form of the command line: NAME=VALUE …"""
-    values = {name: plain(each) if isinstance(each, str) else f"{each:.6g}" for name, each in configuration.items()}
+    values = {name: plain(each) if isinstance(each, str) else f"{each:.12g}" for name, each in configuration.items()}
     return " ".join(f"{plain(name)}={value}" for name, value in values.items())
 
 

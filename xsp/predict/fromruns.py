@@ -52,7 +52,7 @@ def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]
         if not place.is_dir():
             found += configurations.read(place)
             continue
-        for run in _runs(place):
+        for run in _runs(place, left):
             count += 1
             if count > MOST_RUNS:
                 raise UsageError(f"more than {MOST_RUNS:,} runs: write their times into a table first")
@@ -73,14 +73,20 @@ def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]
     return found, tuple(left)
 
 
-def _runs(place: Path) -> Iterable[Path]:
-    """Return the runs of a directory, which is a run itself or contains runs."""
-    if (place / "run.json").is_file():
+def _runs(place: Path, left: list[str]) -> Iterable[Path]:
+    """Return the runs of a directory, which is a run itself or contains runs; damaged ones are added to `left`."""
+    if rundir.is_one(place):
         return load.parts(place)
-    inside = sorted(each for each in place.iterdir() if (each / "run.json").is_file())
+    inside = sorted(each for each in place.iterdir() if each.is_dir() and rundir.is_one(each))
     if not inside:
         raise UsageError(f"{place}: is no run, and holds none; {configurations.SHAPES}")
-    return [part for each in inside for part in load.parts(each)]
+    found: list[Path] = []
+    for each in inside:
+        try:
+            found += load.parts(each)
+        except XspError as error:
+            left.append(f"{each} is left out: {error}")
+    return found
 
 
 def row(place: Path) -> dict[str, Any]:
@@ -90,12 +96,12 @@ def row(place: Path) -> dict[str, Any]:
         XspError: the run cannot be read, or it does not have the time of a step.
     """
     run = rundir.read_job(place)
-    trace = load.load(place)
+    trace = recorded.loaded(str(place))
     loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
     step, _ = recorded.measured(Answers(trace), loop, [])
-    machine = run.each_rank[0].machine
+    machine, options = run.each_rank[0].machine, _options(run)
     known = {
-        "model": run.name or None,
+        "model": options.get("model") or run.name or None,
         "batch": (loop.samples if loop is not None else None) or trace.run.batch_size,
         "ranks": run.world_size or len(run.each_rank),
         "threads": machine.torch_threads,
@@ -103,14 +109,14 @@ def row(place: Path) -> dict[str, Any]:
         "device": machine.devices[0] if machine.devices else None,
         "step_s": step,
     }
-    return {**_options(run), **{name: value for name, value in known.items() if value is not None}}
+    return {**options, **{name: value for name, value in known.items() if value is not None}}
 
 
 def _options(run: Run) -> dict[str, str]:
     """Return the options `--name value` of a program's command line."""
     words = list(run.typed or run.command)
     found: dict[str, str] = {}
-    for word, after in zip(words, [*words[1:], "--"], strict=True):
+    for word, after in zip(words, [*words[1:], "--"], strict=False):  # a run from elsewhere may tell no words
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not name or name in _OF_XSP or _OF_LAUNCHERS.fullmatch(name):
             continue

@@ -14,6 +14,7 @@ by differential evolution, then by the Gauss–Newton method with variable proje
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -101,6 +102,7 @@ def form(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequence[st
                 dropped.append(f"{name} has one value, so nothing tells its effect: it is left out")
                 continue
             if kind == "extrinsic":
+                factor = _of_rows(factor, table.values[name])
                 found = [*logs, *_columns_of(factor, table.values[name])]
                 if np.linalg.matrix_rank(np.column_stack(found), tol=1e-9 * len(table)) < len(found):
                     dropped.append(f"{name} follows from the factors before it in all rows, so it is left out")
@@ -113,6 +115,14 @@ def form(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequence[st
     if len(made.shapes) > MOST_SHAPES:
         raise UsageError(f"{len(made.shapes)} exponents and multipliers, more than {MOST_SHAPES}: name fewer factors")
     return made
+
+
+def _of_rows(factor: Factor, values: NDArray[Any]) -> Factor:
+    """Return a category with only the values that some rows have; any other value then counts as the most frequent."""
+    if factor.numeric:
+        return factor
+    counted = Counter(values.tolist())
+    return replace(factor, levels=tuple(sorted(counted, key=lambda each: (-counted[each], each))))
 
 
 def _columns_of(factor: Factor, values: NDArray[Any]) -> list[Floats]:
@@ -259,7 +269,7 @@ def resampled(groups: NDArray[np.int64], chance: np.random.Generator) -> NDArray
 # --- search ------------------------------------------------------------------------------------------------------
 
 
-def _scipy() -> tuple[Callable[..., Any], Callable[..., Any]]:
+def solvers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return SciPy's differential evolution and non-negative least squares.
 
     Raises:
@@ -286,7 +296,7 @@ def _solved(those: Design, seconds: Floats, shapes: Floats, nnls: Callable[..., 
 
 def _searched(those: Design, seconds: Floats, seed: int) -> Floats:
     """Return the exponents that differential evolution finds."""
-    evolve, nnls = _scipy()
+    evolve, nnls = solvers()
     count = those.powers.shape[1] + those.scales.shape[1]
     if not count:
         return np.empty(0)
@@ -299,7 +309,7 @@ def _searched(those: Design, seconds: Floats, seed: int) -> Floats:
 
 def _refined(those: Design, seconds: Floats, start: Floats, penalty: Penalty) -> tuple[Floats, Floats]:
     """Return exponents and coefficients, improved from a start by damped steps until the error stops decreasing."""
-    _, nnls = _scipy()
+    _, nnls = solvers()
     shapes, damping = start.copy(), 1e-3
     coefficients, columns, loss = _solved(those, seconds, shapes, nnls)
     loss += _cost(shapes, penalty, len(seconds))

@@ -48,7 +48,7 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
     if not any(own.values()):
         return None
     absent = sum(1 for each in layers if each.name not in own)
-    if absent and len(layers) > 1 and not idle:
+    if 0 < absent < len(layers) and not idle:
         unknown.append(f"parameters of {absent} of {len(layers)} calls of modules")
     if is_known:
         unknown.append("how many parameters a module has: its own are taken to have one gradient")
@@ -66,8 +66,9 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
     if bytes_of_idle:
         told += f"; without {bytes_of_idle / 1e6:.4g} MB of models that have no backward pass in this step"
     left = dict(own)
-    if len(layers) == 1 and layers[0].name not in own:
-        return OfModules((replace(layers[0], gradients=(sum(own.values()),)),), told, frozen)
+    if absent == len(layers):  # the layers are no modules
+        told += "; spread over the backward pass in proportion to time" * (absent > 1)
+        return OfModules(spread(layers, sum(own.values())), told, frozen)
     found = []
     for layer in layers:
         size = left.pop(layer.name, 0)

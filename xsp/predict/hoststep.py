@@ -13,6 +13,10 @@ from xsp.schema import Kind, Level, Rule
 from xsp.store.trace import Trace
 from xsp.store.views import FULL_NAME, LAYERS, NS
 
+_SENT = f"""(level = {int(Level.LIBRARY)} AND kind = '{Kind.CALL}' AND (contains(attributes, 'xsp.collective.name')
+            OR regexp_matches(name, '^(gloo|nccl|mpi|ucc):') AND NOT regexp_matches(name, ':(send|recv)')))"""
+"""SQL of collectives of the host; those that could not be numbered have a name alone."""
+
 Lane = tuple[tuple[float, float], ...]
 """Intervals of activity in a step, in seconds from its start."""
 
@@ -84,6 +88,12 @@ def of(trace: Trace, answers: Answers) -> OnHost:
     if waited:
         told.append(f"of the backward pass {waited * 1e3:.3g} ms are left out: collectives with nothing beside them")
     backward = max(0.0, took[BACKWARD] - waited)
+    again, count = closures(trace), batches(trace)
+    if again > 1:
+        unknown.append(
+            f"how often gradients travel: the optimizer has them computed {again} times in a step, and each time "
+            "DistributedDataParallel sends them; here they travel once"
+        )
     rows = _layers(trace)
     told.append(
         f"forward, backward, update: phases of the step; their share by layer from {len(rows)} calls of modules"
@@ -96,7 +106,7 @@ def of(trace: Trace, answers: Answers) -> OnHost:
     else:
         if not known:
             unknown.append("backward of each layer: no operators were recorded, so it is spread as the forward pass is")
-        layers = _in_order(rows, took[FORWARD] / own, backward, batches(trace))
+        layers = _in_order(rows, took[FORWARD] / own, backward, count)
     other = took.get(REST, 0.0) + took.get(BETWEEN, 0.0)
     return OnHost(
         layers,
@@ -104,7 +114,7 @@ def of(trace: Trace, answers: Answers) -> OnHost:
         other,
         took.get(DATA, 0.0),
         waited,
-        batches(trace),
+        count,
         _lanes(trace),
         told,
         unknown,
@@ -178,7 +188,10 @@ def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float
 
 
 def batches(trace: Trace) -> int:
-    """Return the number of batches per update, each of which has a call of the model and a backward pass."""
+    """Return the number of batches per update, each of which has a call of the model and a backward pass.
+
+    An optimizer that has the gradients computed several times (L-BFGS) takes the same batch each time.
+    """
     rows = trace.sql(
         f"""
         SELECT count(*) FILTER (kind = '{Kind.BACKWARD}'), count(*) FILTER (kind = '{Kind.OPTIMIZER}'),
@@ -188,18 +201,31 @@ def batches(trace: Trace) -> int:
         """
     ).fetchall()
     passes, updates, calls = rows[0]
-    return int(passes) if updates == 1 and passes > 1 and calls and set(calls) == {passes} else 1
+    several = updates == 1 and passes > 1 and calls and set(calls) == {passes}
+    return int(passes) if several and closures(trace) < 2 else 1
+
+
+def closures(trace: Trace) -> int:
+    """Return the number of backward passes that begin within a call of an optimizer."""
+    ((count,),) = trace.sql(
+        f"""
+        SELECT count(DISTINCT passed.span_id) FROM merged passed JOIN merged updated
+            ON updated.start_ns <= passed.start_ns AND passed.start_ns < updated.start_ns + updated.dur_ns
+        WHERE passed.kind = '{Kind.BACKWARD}' AND updated.kind = '{Kind.OPTIMIZER}'
+            AND passed.level = {int(Level.MODEL)} AND updated.level = {int(Level.MODEL)}
+        """
+    ).fetchall()
+    return int(count)
 
 
 def _waited_for_ranks(trace: Trace) -> float:
     """Return the seconds of the backward pass in which a collective of the host ran and no operator did."""
     rows = trace.sql(
         f"""
-        SELECT CASE WHEN kind = '{Kind.BACKWARD}' THEN 'pass' WHEN contains(attributes, 'xsp.collective.name')
-                    THEN 'sent' ELSE 'ran' END AS what, start_ns, start_ns + dur_ns
+        SELECT CASE WHEN kind = '{Kind.BACKWARD}' THEN 'pass' WHEN {_SENT} THEN 'sent' ELSE 'ran' END AS what,
+               start_ns, start_ns + dur_ns
         FROM merged WHERE kind = '{Kind.BACKWARD}' OR level = {int(Level.OP)} AND phase = 'backward'
-            AND NOT starts_with(name, 'c10d::')
-            OR level = {int(Level.LIBRARY)} AND kind = '{Kind.CALL}' AND contains(attributes, 'xsp.collective.name')
+            AND NOT starts_with(name, 'c10d::') OR {_SENT}
         """
     ).fetchall()
     those = {what: _union([(a, b) for each, a, b in rows if each == what]) for what in ("pass", "sent", "ran")}
@@ -245,8 +271,7 @@ def _lanes(trace: Trace) -> dict[str, Lane]:
         WITH those AS (
             SELECT kind, start_ns, start_ns + dur_ns AS end_ns FROM merged WHERE kind IN {tuple(names)}
             UNION ALL
-            SELECT 'sent', start_ns, start_ns + dur_ns FROM merged
-            WHERE level = {int(Level.LIBRARY)} AND contains(attributes, 'xsp.collective.name')
+            SELECT 'sent', start_ns, start_ns + dur_ns FROM merged WHERE {_SENT}
         )
         SELECT kind, (start_ns - min(start_ns) OVER ()) / 1e9, (end_ns - min(start_ns) OVER ()) / 1e9 FROM those
         ORDER BY start_ns

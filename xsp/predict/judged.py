@@ -120,11 +120,18 @@ def judge(
     groups = len(np.unique(table.groups))
     if groups < LEAST_GROUPS:
         raise UsageError(f"{groups} group{'s' * (groups != 1)} of configurations: at least {LEAST_GROUPS} are needed")
+    held = generic.folds(table.groups, FOLDS, seed)
+    for inside, out in held if split.each is not None else ():
+        alone = {*table.values[split.each][out].tolist()} - {*table.values[split.each][inside].tolist()}
+        if alone:
+            raise UsageError(
+                f"--each {split.each}: all rows of {min(alone)} are held out at once, so that no model is left to test "
+                "on them: hold out other rows together (--group, --seed), or omit --each"
+            )
     fits = {
         value: generic.with_bootstrap(generic.fit(part, made, seed), part, resamples, seed)
         for value, part, made in parts(table, split)
     }
-    held = generic.folds(table.groups, FOLDS, seed)
     outside = np.concatenate([each for _, each in held])
     found: dict[str, list[Floats]] = {}
     for inside, out in held:
@@ -286,8 +293,10 @@ def spread(judged: Judged, values: Values) -> Floats:
             for _ in range(count)
         ]
     found = np.array([model(values) for model in models])
-    if not np.isfinite(found).all():  # a resampled table lacked a value of the category
-        found = np.where(np.isfinite(found), found, np.nanmean(found, axis=0))
+    known = np.isfinite(found)
+    if not known.all():  # a resampled table lacked a value of the category
+        means = np.where(known, found, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+        found = np.where(known, found, np.where(known.any(axis=0), means, offered(judged)(values)))
     return found
 
 
@@ -351,7 +360,7 @@ def _not_between(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str,
     numbers = [each for each in table.factors if each.numeric and each.high > each.low]
     if not numbers:
         return ()
-    from scipy.optimize import nnls
+    _, nnls = generic.solvers()
 
     def scaled(values: Any, factor: Factor) -> Any:
         return np.log(np.asarray(values, dtype=float) / factor.low) / np.log(factor.high / factor.low)

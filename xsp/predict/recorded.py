@@ -166,7 +166,8 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
         unknown += host.unknown
         lanes, exposed, batches = host.lanes, host.exposed, host.batches
         parts = Parts(host.layers, host.update, host.other, host.data, 0.0)
-    layers, of_modules = parts.layers, gradients.of_modules(trace, parts.layers, unknown)
+    layers = parts.layers
+    of_modules = None if plan is not None else gradients.of_modules(trace, layers, unknown)  # a plan has its own layers
     if stated is not None and (of_modules is not None or plan is not None):
         raise UsageError(f"{trace.name} tells the sizes of its gradients: omit --gradients")
     if of_modules is not None:

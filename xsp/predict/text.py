@@ -131,7 +131,8 @@ def _job(found: Scaling) -> str:
     else:
         limit = "25 MiB, the first 1 MiB" if job.bucket is None else f"{job.bucket / (1 << 20):.4g} MiB"
         cut = f"in buckets of {limit}"
-    parts = [f"{gradients / 1e6:.4g} MB of gradients {cut}", f"all-reduce by {job.algorithm}"]
+    by = f"by {job.algorithm}" if job.link.measured is None else "as timed here"
+    parts = [f"{gradients / 1e6:.4g} MB of gradients {cut}", f"all-reduce {by}"]
     if job.sharded:
         parts[1] = "sharded: all-gather twice and reduce-scatter, on a ring"
     if job.compress != 1.0:
@@ -164,6 +165,8 @@ def _notes(found: Scaling) -> list[str]:
             f"{found.recorded.frozen / 1e6:.4g} MB of parameters are frozen; ranks would gather them too, which is "
             "left out."
         )
+    if found.recorded.plan is not None and found.job.bucket and found.job.bucket < max(found.recorded.work.arrivals):
+        notes.append("Of the gradients only the buckets of the run are known: a smaller --bucket does not divide them.")
     measured = found.measured or math.inf
     apart = 0.0 if found.check is None else round(100 * (found.check.step / measured - 1), 1) + 0.0  # no "-0.0"
     if found.check is None:
