@@ -121,8 +121,9 @@ def judge(
     if groups < LEAST_GROUPS:
         raise UsageError(f"{groups} group{'s' * (groups != 1)} of configurations: at least {LEAST_GROUPS} are needed")
     held = generic.folds(table.groups, FOLDS, seed)
-    for inside, out in held if split.each is not None else ():
-        alone = {*table.values[split.each][out].tolist()} - {*table.values[split.each][inside].tolist()}
+    for inside, out in held:
+        values = table.values[split.each] if split.each is not None else np.empty(0)
+        alone = {*values[out].tolist()} - {*values[inside].tolist()} if len(values) else set()
         if alone:
             raise UsageError(
                 f"--each {split.each}: all rows of {min(alone)} are held out at once, so that no model is left to test "
