@@ -131,7 +131,8 @@ def of_rows(
         texts = [row.get(time) for row in rows if not _is_missing(row.get(time)) and _number(row.get(time)) is None]
         held = f", such as {str(texts[0])[:40]!r}; write numbers alone" if texts else ""
         raise UsageError(f"column {time} holds no time above 0{held}")
-    chosen, unused = list(dict.fromkeys(factors)), []
+    chosen = list(dict.fromkeys(factors))
+    unused: list[str] = []
     if not chosen:
         chosen, unused = _chosen([row for row, _ in kept], columns, time, group, categories)
     if not chosen:
