@@ -121,10 +121,10 @@ def judge(
     if groups < LEAST_GROUPS:
         raise UsageError(f"{groups} group{'s' * (groups != 1)} of configurations: at least {LEAST_GROUPS} are needed")
     held = generic.folds(table.groups, FOLDS, seed)
+    kinds = np.zeros(len(table)) if split.each is None else table.values[split.each]
     for inside, out in held:
-        values = table.values[split.each] if split.each is not None else np.empty(0)
-        alone = {*values[out].tolist()} - {*values[inside].tolist()} if len(values) else set()
-        if alone:
+        alone = {*kinds[out].tolist()} - {*kinds[inside].tolist()}
+        if alone and split.each is not None:
             raise UsageError(
                 f"--each {split.each}: all rows of {min(alone)} are held out at once, so that no model is left to test "
                 "on them: hold out other rows together (--group, --seed), or omit --each"

@@ -88,7 +88,9 @@ def constant(rate: float, requests: int, batch: int = 1) -> Schedule:
     """Return a schedule of requests at equal intervals."""
     _rate(rate)
     sizes = _sizes(requests, batch)
-    return Schedule("constant", sizes, _due(np.arange(requests, dtype=np.float64) * min(SECOND / rate, float(MOST_NS))), rate)
+    return Schedule(
+        "constant", sizes, _due(np.arange(requests, dtype=np.float64) * min(SECOND / rate, float(MOST_NS))), rate
+    )
 
 
 def burst(rate: float, requests: int, together: int, seed: int = 0, batch: int = 1) -> Schedule:
