@@ -111,9 +111,9 @@ def steps_in_a_generator(found: Between) -> Iterator[FrameType]:
 
 def test_a_generator_that_yields_is_left_and_counts_for_the_line_that_resumes_it(followed: Between) -> None:
     generator = steps_in_a_generator(followed)
+    began = time.perf_counter()
     inner = next(generator)
     assert inner.f_trace is None
-    began = time.perf_counter()
     next(generator)
     followed.end()
     ended = time.perf_counter()
