@@ -647,6 +647,6 @@ def test_the_command_records_a_trace_and_says_why_there_is_no_bound(
     assert main(["evaluate", "run", str(board / "m.yaml"), *where, "--trace", "M", "--bound"]) == 0
     out = capsys.readouterr().out
     assert "no bound: a command has no graph" in out
-    assert "next: xsp evaluate list, or xsp report" in out
     (found,), _ = results.every(board / "store")
+    assert f"next: xsp evaluate list --store {board / 'store'}, or xsp report {found.path / 'run'}" in out
     assert (found.path / "run").is_dir()
