@@ -177,7 +177,8 @@ def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch(every: str, wor
     merged = found.trace.sql(
         "SELECT coalesce(sum(true_ns), 0) / 1e6 FROM merged WHERE kind = 'data' AND level = 20"
     ).fetchall()[0][0]
-    assert merged < 2 * lap["data_ms"] + 10
+    # Waits of several steps added up would be longer than the longest wait, however busy the machine is.
+    assert merged <= max(waits) * 1.01 + 0.1, waits
     if workers == "0":
         assert merged > 20
 
