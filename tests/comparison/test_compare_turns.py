@@ -112,8 +112,8 @@ def test_what_cannot_be_run_in_turns_is_said(typed: str, said: str) -> None:
         (["--turns", "5", "python a.py"], "takes two commands"),
         (["--turns", "5", "--revisions", "a", "b", "x.py", "y.py"], "takes one command"),
         (["--turns", "5", "x.py", "--with", "y.py"], "omit one of them"),
-        (["--revisions", "a", "b", "x.py"], "goes with --turns"),
-        (["a", "b", "--levels", "M"], "goes with --turns"),
+        (["--revisions", "a", "b", "x.py"], "needs --turns"),
+        (["a", "b", "--levels", "M"], "needs --turns"),
         (["--turns", "2", "x.py", "y.py"], "at least 3"),
     ],
 )
