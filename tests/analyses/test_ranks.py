@@ -154,7 +154,7 @@ def test_what_the_backend_did_hangs_under_its_collective(job: Path) -> None:
 def test_the_figures_are_of_the_first_rank(job: Path) -> None:
     whole, first = xsp.load(job), xsp.load(job / "rank-0000")
     assert xsp.analyses.A2(whole).fetchall() == xsp.analyses.A2(first).fetchall()
-    assert any("figures are of rank 0" in finding.text for finding in health(whole))
+    assert any("figures are those of rank 0" in finding.text for finding in health(whole))
 
 
 @pytest.mark.slow

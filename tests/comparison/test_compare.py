@@ -199,7 +199,7 @@ def test_a_layer_that_one_run_lacks_has_figures_of_the_others() -> None:
 
 def test_runs_of_two_programs_on_one_side_are_refused_and_so_is_a_side_without_any() -> None:
     other = run("step x 0-{done}\nmodule a 10-{end} type=A\nop b 10-{end}")
-    with pytest.raises(AnalysisError, match="runs of one program belong on a side"):
+    with pytest.raises(AnalysisError, match="a side takes runs of one program"):
         compare([run(NET), other], [run(NET), run(NET)])
     with pytest.raises(UsageError, match="each side needs a run"):
         compare([], run(NET))

@@ -93,8 +93,8 @@ def test_an_interpreter_with_its_place_its_options_and_variables_before_it_are_k
     [
         ("", "no command"),
         ("A=1", "no command"),
-        ("python", "which script"),
-        ("python -m", "which script"),
+        ("python", "names no script"),
+        ("python -m", "names no script"),
         ("python -c 'print(1)'", "put the program into a file"),
         ("python 'train.py", "No closing quotation"),
         ("xsp run --out here train.py", "omit --out"),
@@ -246,7 +246,7 @@ def test_what_is_no_revision_or_no_repository_is_said(here: Path, capsys: pytest
     assert "not a git repository" in capsys.readouterr().err
     repository(here)
     assert main(typed) == 2
-    assert "'nowhere' is no revision" in capsys.readouterr().err
+    assert "'nowhere' is not a revision" in capsys.readouterr().err
 
 
 # --- a planted layer --------------------------------------------------------------------------------------
