@@ -130,7 +130,7 @@ def test_what_changes_nothing_ends_after_the_first_turn_and_is_no_gain_of_zero(
     fake(monkeypatch, {"applied": [], "reasons": ["Net: no convolutions"], "modules": ["Net"]})
     found, same = run(plan, "channels_last", "threads=2")
     assert (found.outcome, found.reason, found.real) == (NOT_APPLICABLE, "Net: no convolutions", None)
-    assert same.reason == "torch computed with 2 threads before"
+    assert same.reason == "torch already computed with 2 threads"
     fake(monkeypatch, {"applied": [], "modules": []})
     assert run(plan, "channels_last")[0].reason == "no module of torch was called"
 

@@ -363,7 +363,7 @@ def test_options_that_make_no_sense(options: list[str], capsys: pytest.CaptureFi
 def test_an_address_that_is_taken(receiver: ServeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = receiver.http.removeprefix("http://")
     assert cli.main(["serve", "--http", place, "--grpc", "off", "--out", str(tmp_path / "x")]) == 2
-    assert f"--http {place}: cannot be listened on" in capsys.readouterr().err
+    assert f"--http {place}: cannot listen there" in capsys.readouterr().err
 
 
 def test_of_two_receivers_of_one_directory_one_is_refused(
@@ -385,4 +385,4 @@ def test_an_open_door_is_warned_of(tmp_path: Path) -> None:
     server = Server(tmp_path / "received", address("0.0.0.0:0"), None, Limits(), said.append)
     server.start()
     server.close()
-    assert said[1] == "warning: --http 0.0.0.0:0: everybody who reaches this address can send spans"
+    assert said[1] == "warning: --http 0.0.0.0:0: everybody who can reach this address can send spans"
