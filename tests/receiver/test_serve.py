@@ -347,7 +347,7 @@ def test_what_cannot_be_a_span_is_said_to_the_sender(receiver: ServeProcess, for
 def test_an_answer_is_in_the_words_of_the_question(receiver: ServeProcess) -> None:
     good = receiver.post(as_json(GOOD).encode(), JSON)
     assert (good.json(), good.headers["Content-Type"]) == ({}, "application/json")
-    assert "no JSON" in receiver.post(b"{", JSON).json()["message"]
+    assert "not JSON" in receiver.post(b"{", JSON).json()["message"]
     assert requests.get(f"{receiver.http}/v1/traces", timeout=30).status_code == 405
     assert requests.get(receiver.http, timeout=30).status_code == 404
 
