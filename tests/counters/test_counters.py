@@ -313,7 +313,7 @@ def test_what_fits_no_kernel_is_counted(run: Path, tmp_path: Path, capsys: pytes
     ("text", "message"),
     [
         (raw({"name": "other", READ: "1"}), "none of its 1 kernels matches one of the run's 3"),
-        (raw({"name": "prepare", "launch__waves": "1"}), "holds none of the metrics"),
+        (raw({"name": "prepare", "launch__waves": "1"}), "holds none of the requested metrics"),
     ],
 )
 def test_a_report_that_fits_nothing_changes_nothing(run: Path, tmp_path: Path, text: str, message: str) -> None:

@@ -118,7 +118,7 @@ def test_without_modules_the_users_blocks_are_the_layers(tmp_path: Path) -> None
     )
     query = "SELECT s.grade, layer.name FROM spans s JOIN spans layer ON layer.span_id = s.layer_id WHERE s.level = 70"
     assert told(trace, query) == [("inferred", "encoder")]
-    assert any("1 named blocks stand for layers" in note["text"] for note in trace.run["notes"])
+    assert any("1 named blocks count as layers" in note["text"] for note in trace.run["notes"])
     assert told(trace, "SELECT name, level FROM spans WHERE kind = 'step'") == [("window", 20)]
 
 

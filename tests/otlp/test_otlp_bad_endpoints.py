@@ -376,7 +376,7 @@ def test_grpc_the_service_or_the_credentials_are_wrong(run: Path, name: str) -> 
 
 def test_grpc_an_answer_that_is_no_answer(run: Path) -> None:
     with answering(lambda context: b"\xff\xff") as (url, _):
-        assert "not as a receiver of OTLP does" in refused(run, url)
+        assert "but not like an OTLP receiver" in refused(run, url)
 
 
 def test_grpc_requests_that_are_too_large_are_sent_in_halves(tmp_path: Path) -> None:

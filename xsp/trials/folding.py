@@ -87,7 +87,7 @@ class FoldBatchNorm(Trial):
             return
         for undo in reversed(back):
             undo()
-        said = "results cannot be compared" if error is None else f"results differed by {error:.1e}, so it was undone"
+        said = "results cannot be compared" if error is None else f"results differed by {error:.1e}: fold undone"
         self.not_for(f"{type(module).__name__}: {said if back else 'none of its batch norms can be folded'}")
 
 
