@@ -114,8 +114,8 @@ class ModuleCalls(Collector):
             nn.Module.__call__ = self._original  # type: ignore[method-assign]
         elif self._wrapper is not None:
             self._notes.add(
-                "somebody wrapped torch.nn.Module.__call__ inside the block and did not unwrap it: "
-                "xsp's own wrapper stays below theirs, switched off"
+                "torch.nn.Module.__call__ was wrapped inside the block and not unwrapped: "
+                "xsp's own wrapper stays below that one, switched off"
             )
 
     def start(self, rung: Level, describe: bool) -> None:

@@ -130,7 +130,7 @@ def test_what_changes_nothing_ends_after_the_first_turn_and_is_no_gain_of_zero(
     fake(monkeypatch, {"applied": [], "reasons": ["Net: no convolutions"], "modules": ["Net"]})
     found, same = run(plan, "channels_last", "threads=2")
     assert (found.outcome, found.reason, found.real) == (NOT_APPLICABLE, "Net: no convolutions", None)
-    assert same.reason == "torch computed with 2 threads before"
+    assert same.reason == "torch already computed with 2 threads"
     fake(monkeypatch, {"applied": [], "modules": []})
     assert run(plan, "channels_last")[0].reason == "no module of torch was called"
 
@@ -145,7 +145,7 @@ def test_what_is_for_inference_is_not_run_where_the_program_trains(plan: Plan, m
 def test_a_program_that_fails_under_a_trial_is_one_line_and_the_others_go_on(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = "'train.py (sdpa)' ended with exit code 1; the end of what it printed (x):\n  Traceback\n  ValueError: no"
+    said = "'train.py (sdpa)' ended with exit code 1; the end of its output (x):\n  Traceback\n  ValueError: no"
     ran = fake(monkeypatch, {}, ProgramError(said))
     found = run(plan, "sdpa", "sdpa")
     assert (found[0].outcome, found[0].reason) == (FAILED, "the program ended with exit code 1: ValueError: no")

@@ -154,7 +154,7 @@ def test_what_the_backend_did_hangs_under_its_collective(job: Path) -> None:
 def test_the_figures_are_of_the_first_rank(job: Path) -> None:
     whole, first = xsp.load(job), xsp.load(job / "rank-0000")
     assert xsp.analyses.A2(whole).fetchall() == xsp.analyses.A2(first).fetchall()
-    assert any("figures are of rank 0" in finding.text for finding in health(whole))
+    assert any("figures are those of rank 0" in finding.text for finding in health(whole))
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_what_torchrun_would_not_take_is_one_error(args: list[str], tmp_path: Pa
 
 def test_what_does_not_go_with_torchrun_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--out", str(tmp_path / "out"), "--once-each", "torchrun", "train.py"]) == 2
-    assert "do not go with torchrun" in capsys.readouterr().err
+    assert "cannot be used with torchrun" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

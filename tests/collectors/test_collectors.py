@@ -84,7 +84,7 @@ def test_modules_keep_other_wrappers_in_place():
     nn.Module.__call__ = lambda self, *args, **kwargs: ours(self, *args, **kwargs)
     collector.close()
     assert NET(IMAGE).shape == (2, 8, 14, 14)
-    assert "somebody wrapped" in next(iter(collector.notes()))
+    assert "was wrapped inside the block" in next(iter(collector.notes()))
     nn.Module.__call__ = original
 
 

@@ -282,7 +282,7 @@ def _is_running(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "which runs may be read? xsp mcp runs"),
+        ([], "name the runs that may be read: xsp mcp runs"),
         (["/no/such"], "/no/such: there is no such file or directory"),
         (["http://localhost:16686"], "give a path"),
         (["/", "--seconds", "0"], "--seconds must be above 0"),

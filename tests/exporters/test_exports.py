@@ -211,7 +211,7 @@ def test_a_span_on_no_thread_has_no_time_of_its_own(tmp_path: Path) -> None:
     window = trace_of(spans("step window 0-100 thread=None\nop aten::mm 10-30"))
     written = folded.write(window, tmp_path / "out", Choice(steps=(0,)))
     assert [line.split()[-1] for line in (tmp_path / "out").read_text().splitlines()] == ["20000"]
-    assert written.sentences() == ["1 spans are on no thread, so that none of its time is theirs"]
+    assert written.sentences() == ["1 spans are on no thread, and so have no self time"]
 
 
 def test_time_of_the_device_stands_under_the_operator(trace: Trace, tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_an_analysis_is_written_as_a_table(stored: Path, capsys: pytest.CaptureF
         (["--format", "chrome"], "name the file to write with -o"),
         (["--format", "nonsense", "-o", "x"], "--format nonsense: there is no such format; there are chrome"),
         (["--format", "otlp", "-o", "x"], "omit --format"),
-        (["--format", "flame", "-o", "x"], "--format flame: write --format folded, of which speedscope.app"),
-        (["--format", "chrome", "-o", "x", "--resume"], "--resume: of sending"),
+        (["--format", "flame", "-o", "x"], "--format flame: write --format folded, from which speedscope.app"),
+        (["--format", "chrome", "-o", "x", "--resume"], "--resume: only for sending"),
         (["--format", "csv", "-o", "x", "--table", "A99"], "--table 'A99'"),
         (["-o", "x"], "--out: only with --format"),
     ],

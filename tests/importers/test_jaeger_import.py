@@ -209,7 +209,7 @@ def server() -> Iterator[str]:
     ("path", "expected"),
     [
         ("page", "answers with a page, not with a trace"),
-        ("cut", "no JSON, or cut off"),
+        ("cut", "not JSON, or cut off"),
         ("other", "it has neither result nor data"),
         ("wrong", r"Jaeger answers with an error: no \[31m storage"),
         ("busy", "answers with 503"),
@@ -226,7 +226,7 @@ def test_an_answer_that_is_no_trace(server: str, path: str, expected: str) -> No
 
 def test_a_linked_trace_that_cannot_be_had_is_a_loss(server: str) -> None:
     notes = [note["text"] for note in xsp.load(f"http://{server}/linked/trace/{TRACE}").run["notes"]]
-    expected = f"{TRACE}: linked trace {'ab' * 16}: no trace of Jaeger's: it has neither result nor data"
+    expected = f"{TRACE}: linked trace {'ab' * 16}: not a Jaeger trace: it has neither result nor data"
     assert [note for note in notes if "linked" in note] == [expected]
 
 

@@ -331,7 +331,7 @@ def test_a_temporary_folder_without_room_is_one_clear_error(
 def test_an_sqlite_file_of_another_program_is_refused(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as db:
         db.execute("CREATE TABLE shopping (item TEXT)")
-    with pytest.raises(TraceError, match="not of Nsight Systems"):
+    with pytest.raises(TraceError, match="not from Nsight Systems"):
         read(con, tmp_path / "a.sqlite")
 
 

@@ -252,7 +252,7 @@ def test_a_bad_span_is_counted(tmp_path: Path, fields: dict[str, Any], reason: s
         ("xsp.step", "two", "xsp.step is not of the type INTEGER"),
         ("xsp.step", 2**40, "xsp.step is not of the type INTEGER"),
         ("xsp.step", -1, "xsp.step is below 0"),
-        ("xsp.level", "attic", "its level is none"),
+        ("xsp.level", "attic", "its level is not a level of xsp"),
         ("xsp.timed", 1, "xsp.timed is not of the type BOOLEAN"),
     ],
 )
@@ -277,7 +277,7 @@ def test_what_a_file_says_of_its_run_is_not_trusted(tmp_path: Path) -> None:
     assert "parts" not in trace.run
     changed = trace.run["imported"]["sources"][0]["changed"]
     assert sorted(changed) == [
-        f"field {name} of a run left out: it has another type than xsp's" for name in ("costs", "finished", "notes")
+        f"field {name} of a run left out: it does not have xsp's type" for name in ("costs", "finished", "notes")
     ]
     assert health(trace)
 
@@ -298,14 +298,14 @@ def test_a_protobuf_file_that_is_cut_says_where(run: Path, tmp_path: Path, most:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"resourceSpans": 5}', "resourceSpans is no list"),
-        ('{"resourceSpans": [5]}', "an item of resourceSpans is no JSON object"),
-        ('{"resourceSpans": [{"scopeSpans": [{"spans": 1}]}]}', "spans is no list"),
-        ('{"resourceSpans": []}\n{"resourceSpans": [{"sco', r"line 2: no JSON, or cut off"),
-        ('{"resourceSpans": []}\n[]', "line 2: the document is no JSON object"),
+        ('{"resourceSpans": 5}', "resourceSpans is not a list"),
+        ('{"resourceSpans": [5]}', "an item of resourceSpans is not a JSON object"),
+        ('{"resourceSpans": [{"scopeSpans": [{"spans": 1}]}]}', "spans is not a list"),
+        ('{"resourceSpans": []}\n{"resourceSpans": [{"sco', r"line 2: not JSON, or cut off"),
+        ('{"resourceSpans": []}\n[]', "line 2: the document is not a JSON object"),
         ('{"resourceSpans": []}', "no span in it"),
         ('{"resourceMetrics": []}', "messages of metrics, logs or profiles"),
-        ('{"resourceSpans": ' + "[" * 5000, "no JSON|cannot be read"),
+        ('{"resourceSpans": ' + "[" * 5000, "not JSON|cannot be read"),
     ],
 )
 def test_a_broken_structure_is_an_error_with_its_place(tmp_path: Path, content: str, expected: str) -> None:
@@ -319,7 +319,7 @@ def test_a_broken_structure_is_an_error_with_its_place(tmp_path: Path, content: 
 def test_what_is_compressed_badly_says_so(tmp_path: Path, lines: Path) -> None:
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(lines.read_bytes())[:-200])
-    with pytest.raises(TraceError, match="the compressed file ends in the middle"):
+    with pytest.raises(TraceError, match="the compressed file is truncated"):
         xsp.load(cut)
     zstd = tmp_path / "t.zst"
     zstd.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))

@@ -77,7 +77,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_nothing_is_run(place: 
     mark, path = tmp_path / "ran", tmp_path / "memory.pickle"
     harmful: Any = Harmful(mark)
     path.write_bytes(pickle.dumps(harmful if place == "alone" else {**snapshot(), "device_traces": [[harmful]]}))
-    with pytest.raises(TraceError, match="nothing of it was run: it names"):
+    with pytest.raises(TraceError, match="nothing in it was run: it names"):
         xsp.load(str(path))
     assert not mark.exists()
 
@@ -98,12 +98,12 @@ def test_values_that_are_enormous_when_written_out_are_not_written_out(tmp_path:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (pickle.dumps({"weights": [1]}), "no snapshot of memory"),
-        (pickle.dumps(snapshot())[:-40], "nothing of it was run"),
-        (pickle.dumps({"device_traces": [[{"action": "alloc"}]], "segments": []}), "not as PyTorch writes it"),
+        (pickle.dumps({"weights": [1]}), "not a memory snapshot"),
+        (pickle.dumps(snapshot())[:-40], "nothing in it was run"),
+        (pickle.dumps({"device_traces": [[{"action": "alloc"}]], "segments": []}), "is not in PyTorch's form"),
         (pickle.dumps({"device_traces": [[], []], "segments": []}), "_record_memory_history"),
         (b"[[1, 2], [[3", "delimiter|Expecting"),
-        (b"[[1, 2, 3]]", "not as PyTorch writes it"),
+        (b"[[1, 2, 3]]", "is not in PyTorch's form"),
     ],
     ids=["another pickle", "cut off", "no sizes", "without a history", "cut JSON", "another array"],
 )

@@ -66,7 +66,7 @@ def test_of_a_short_training_by_hand_it_says_that_all_of_it_looks_like_one_step(
                 for each in net.parameters():
                     each -= 0.01 * each.grad
     """
-    assert "no optimizer of torch's stepped; say --step" in run(tmp_path, script).stderr
+    assert "no torch optimizer stepped; give --step" in run(tmp_path, script).stderr
 
 
 def test_a_step_of_inference_is_a_call_also_for_a_model_left_in_training_mode(tmp_path):
@@ -184,7 +184,7 @@ def test_what_is_ambiguous_is_decided_by_the_serialised_re_run(tmp_path):
     assert rules["serialised"] > rules.get("none", 0)
 
 
-@pytest.mark.parametrize(("content", "says"), [(None, "cannot be read"), ("def", "is not Python")])
+@pytest.mark.parametrize(("content", "says"), [(None, "cannot be read"), ("def", "is not valid Python")])
 def test_what_is_no_script_is_refused_in_one_line(tmp_path, content, says):
     path = tmp_path / "script.py"
     if content is not None:
@@ -202,7 +202,7 @@ def test_what_is_no_script_is_refused_in_one_line(tmp_path, content, says):
     ("before", "says"),
     [
         (12, "interrupted; what was recorded is in here: `xsp report here`"),
-        (0, "interrupted before the first step was stored: there is nothing in here to be shown"),
+        (0, "interrupted before the first step was stored: there is nothing in here to show"),
     ],
 )
 @pytest.mark.parametrize("around", [(), ("torchrun", "--standalone", "--nproc-per-node", "1")])

@@ -93,9 +93,9 @@ def test_static_and_class_methods_stay_what_they_are_when_their_calls_are_steps(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("{}:RATE", "RATE is no function"),
-        ("{}:Trainer", "Trainer is no function"),
-        ("{}:Trainer.size", "Trainer.size is no function"),
+        ("{}:RATE", "RATE is not a function"),
+        ("{}:Trainer", "Trainer is not a function"),
+        ("{}:Trainer.size", "Trainer.size is not a function"),
         ("{}:Trainer.none", "has no attribute 'none'"),
         ("{}:batches", "whose call returns before its work begins"),
         ("{}:waits", "whose call returns before its work begins"),

@@ -131,7 +131,7 @@ def test_where_nothing_listens_on_this_machine_it_gives_up_soon_and_says_what_to
     assert main(["export", str(run), "--to", address.format(free_ports(1)[0]), "-q"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "start a receiver, `xsp serve` for one, or say where it is: --to URL; tried for 1 s" in said
+    assert "start a receiver, such as `xsp serve`, or give its address with --to URL; tried for 1 s" in said
 
 
 def test_a_receiver_that_is_only_starting_is_waited_for_where_that_is_asked_for(run: Path) -> None:
@@ -212,7 +212,7 @@ def test_the_path_or_the_credentials_are_wrong(run: Path, code: int) -> None:
 
 def test_it_is_elsewhere(run: Path) -> None:
     with Receiver((302, {"Location": "http://elsewhere"}, b"")) as receiver:
-        assert "it is elsewhere; give the URL that it is at" in refused(run, receiver.url)
+        assert "it redirects; give the URL that it redirects to" in refused(run, receiver.url)
 
 
 def test_plain_http_and_tls_do_not_match(run: Path) -> None:
@@ -376,7 +376,7 @@ def test_grpc_the_service_or_the_credentials_are_wrong(run: Path, name: str) -> 
 
 def test_grpc_an_answer_that_is_no_answer(run: Path) -> None:
     with answering(lambda context: b"\xff\xff") as (url, _):
-        assert "not as a receiver of OTLP does" in refused(run, url)
+        assert "but not like an OTLP receiver" in refused(run, url)
 
 
 def test_grpc_requests_that_are_too_large_are_sent_in_halves(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_grpc_spoken_to_an_http_port_and_the_other_way_round(run: Path) -> None:
     with Receiver() as receiver:
         for scheme in ("grpc", "grpcs"):
             said = refused(run, receiver.url.replace("http", scheme))
-            assert "speaks no gRPC, or has TLS where you have none, or the other way round" in said
+            assert "does not speak gRPC, or only one of the two sides uses TLS" in said
     with answering(takes) as (url, _):
         assert "does gRPC listen there? Then write grpc://" in refused(run, url.replace("grpc", "http"))
 
@@ -403,13 +403,13 @@ def test_grpc_spoken_to_an_http_port_and_the_other_way_round(run: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"headers": ("S3CRET",)}, "--header: this is no header; write name=value"),
+        ({"headers": ("S3CRET",)}, "--header: this is not a header; write name=value"),
         ({"timeout_s": 0.0}, "--timeout: give seconds above 0"),
         ({"timeout_s": float("nan")}, "--timeout: give seconds above 0"),
-        ({"compression": "zip"}, "--compression 'zip': there is gzip, none"),
-        ({"protocol": "thrift"}, "--protocol 'thrift': there is grpc"),
+        ({"compression": "zip"}, "--compression 'zip': choose one of gzip, none"),
+        ({"protocol": "thrift"}, "--protocol 'thrift': choose one of grpc"),
         ({"ca_file": "/no/such.pem"}, "--ca-file /no/such.pem: cannot be read"),
-        ({"key_file": __file__}, "--key: a client's key goes with its certificate: give --cert FILE too"),
+        ({"key_file": __file__}, "--key: a client's key needs its certificate: give --cert FILE too"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], word: str) -> None:
@@ -458,9 +458,9 @@ def test_what_is_missing_is_said_with_what_to_install(monkeypatch: pytest.Monkey
 
 def test_a_profile_says_what_is_wrong_before_it_begins(tmp_path: Path) -> None:
     check = plugins.sender().check
-    with pytest.raises(UsageError, match="no endpoint"):
+    with pytest.raises(UsageError, match="not an endpoint"):
         check("nonsense", "wait")
-    with pytest.raises(UsageError, match="there is wait, shed"):
+    with pytest.raises(UsageError, match="choose wait or shed"):
         check("http://h:1", "hope")
     with pytest.raises(UsageError, match="a file cannot follow a run"):
         check("out.jsonl", "wait")

@@ -61,9 +61,9 @@ def test_a_block_that_is_entered_a_second_time_takes_the_next_free_name_and_says
     ]  # fmt: skip
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(" (")[0] for line in said] == [
-        "xsp: runs/train is taken: this goes to runs/train-2",
-        "xsp: runs/train is taken: this goes to runs/train-3",
-        "xsp: mine is taken: this goes to mine-2",
+        "xsp: runs/train is taken: this run goes to runs/train-2",
+        "xsp: runs/train is taken: this run goes to runs/train-3",
+        "xsp: mine is taken: this run goes to mine-2",
     ]
     assert [seen(place) for place in places] == [3] * 5
 
@@ -100,7 +100,7 @@ def test_programs_that_are_started_at_once_each_get_a_whole_run(tmp_path: Path) 
     found = steps_in(tmp_path / "runs")
     assert sorted(found) == ["train", "train-2", "train-3", "train-4"]
     assert sorted(found.values()) == [4, 4, 12, 12]
-    assert sum("is taken: this goes to runs/train-" in text for text in said) == 3
+    assert sum("is taken: this run goes to runs/train-" in text for text in said) == 3
 
 
 def test_a_directory_that_was_named_on_the_command_line_is_refused_before_the_program_starts(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_rank_that_torchrun_starts_again_replaces_its_run_of_the_attempt_befor
                     pass
     assert prof.out == tmp_path / "job" / "rank-0001"
     assert seen(prof.out) == 4
-    assert capsys.readouterr().err == "xsp: rank 1 was started again: its run replaces that of the attempt before\n"
+    assert capsys.readouterr().err == "xsp: rank 1 was restarted: its run replaces that of the previous attempt\n"
     monkeypatch.delenv(output.JOB_VARIABLE)
     with pytest.raises(OutputError, match="a run is there already"), profile.of(Settings(**settings)):
         pass

@@ -175,7 +175,7 @@ def model_sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Tabl
     found = (row for trace in traces for row in model_information(trace).select(measured).fetchall())
     rows = sorted(found, key=lambda row: row[0] or 0)
     if not rows or rows[0][0] is None:
-        raise AnalysisError("a sweep needs traces whose batch size is known; state it with profile(batch_size=…)")
+        raise AnalysisError("a sweep needs traces whose batch size is known; set it with profile(batch_size=…)")
     best = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
     table: list[tuple[Any, ...]] = []
     for place, row in enumerate(rows):

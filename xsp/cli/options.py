@@ -108,7 +108,7 @@ def check_counting(given: argparse.Namespace) -> None:
     """
     if given.counters and given.otlp is not None:
         raise UsageError(
-            "--counters adds them after the run: omit --otlp, and send the run afterwards with `xsp export`"
+            "--counters adds counters after the run: omit --otlp, and send the run afterwards with `xsp export`"
         )
     if given.counters and Level.KERNEL not in parse_levels(given.levels):
         raise UsageError("--counters needs kernels: use --levels M/L/G")
@@ -152,7 +152,7 @@ def step_of_model(parser: argparse._ActionsContainer) -> None:
 def sample_of_model(parser: argparse._ActionsContainer) -> None:
     """Add the options for the kind of step of a model, and for the size of one sample."""
     parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
-    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
+    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample: 3x224x224 (default: the model's own)")
     parser.add_argument("--sequence", type=rows, default=128, metavar="N", help="tokens of one sample (default: 128)")
 
 
@@ -162,7 +162,7 @@ def sizes(parser: argparse._ActionsContainer) -> None:
         "--size",
         type=_sizes,
         metavar="NAME=N,…",
-        help="sizes of symbolic dimensions of an ONNX file, sequence=128",
+        help="sizes of symbolic dimensions of an ONNX file, for example sequence=128",
     )
 
 
@@ -176,7 +176,7 @@ def _sizes(text: str) -> dict[str, int]:
     for each in text.split(","):
         name, _, number = (part.strip() for part in each.rpartition("="))
         if not name or not number.isdecimal() or name in found:
-            raise argparse.ArgumentTypeError(f"{text!r}: write names once, with a number each: sequence=128,past=0")
+            raise argparse.ArgumentTypeError(f"{text!r}: write each name once, with a number: sequence=128,past=0")
         found[name] = int(number)
     return found
 
@@ -224,7 +224,7 @@ def batches(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1 or len(set(sizes)) != len(sizes):
-        raise UsageError(f"--batch {text!r}: write different positive numbers with commas, 1,2,4,8")
+        raise UsageError(f"--batch {text!r}: write distinct positive numbers with commas between them: 1,2,4,8")
     return sizes
 
 
@@ -239,7 +239,7 @@ def steps(text: str | None) -> tuple[int, ...] | None:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"--steps {text!r}: write numbers with commas, 5,7,9") from None
+        raise UsageError(f"--steps {text!r}: write numbers with commas between them: 5,7,9") from None
 
 
 def shape(text: str | None) -> tuple[int, ...] | None:
@@ -255,7 +255,7 @@ def shape(text: str | None) -> tuple[int, ...] | None:
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise UsageError(f"--input {text!r}: write the shape of one sample with x, 3x224x224")
+        raise UsageError(f"--input {text!r}: write the shape of one sample like 3x224x224")
     return sizes
 
 

@@ -69,10 +69,10 @@ def program(typed: str) -> Program:
         name, _, value = words.pop(0).partition("=")
         settings.append((name, value))
     if not words:
-        raise UsageError(f"{typed!r}: no command; write 'python train.py', or a model as torchvision:resnet18")
+        raise UsageError(f"{typed!r}: no command; write 'python train.py', or a model such as torchvision:resnet18")
     python, verb, args = _read(words, typed)
     if not args or (args[0] == "-m" and len(args) < 2):
-        raise UsageError(f"{typed!r}: which script? write 'python train.py'")
+        raise UsageError(f"{typed!r}: names no script; write 'python train.py'")
     return Program(typed, python, verb, tuple(args), tuple(settings))
 
 
@@ -97,7 +97,7 @@ def _check_options(words: list[str], typed: str) -> None:
             return
         option = word.partition("=")[0]
         if option in _ITS_PLACE:
-            raise UsageError(f"{typed!r}: omit {option}; `xsp compare` itself says where and how deep it records")
+            raise UsageError(f"{typed!r}: omit {option}; `xsp compare` itself sets the directory and the levels")
         if word.endswith(".py"):
             return
 
@@ -109,7 +109,7 @@ def _interpreter(words: list[str], typed: str) -> tuple[tuple[str, ...], list[st
     rest = words[1:]
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         if rest[0] in ("-c", "-"):
-            raise UsageError(f"{typed!r}: put the program into a file; what stands behind -c cannot be run in turns")
+            raise UsageError(f"{typed!r}: put the program into a file; code after -c cannot be run in turns")
         taken = 2 if rest[0] in _WITH_VALUE else 1
         python += rest[:taken]
         rest = rest[taken:]

@@ -52,7 +52,7 @@ class Chrome(TableImporter):
         with open(source, "rb") as file:
             if _is_protobuf(file.read(64), source):
                 raise TraceError(
-                    f"{source}: is in Perfetto's binary format, which is not read; convert it first: "
+                    f"{source}: is in Perfetto's binary format, which xsp does not read; convert it first: "
                     f"traceconv json {shlex.quote(Path(source).name)} trace.json"
                 )
         around = traceevents.read(con, source, _Needed())

@@ -219,7 +219,7 @@ def importer(name: str) -> Importer:
             raise TypeError(f"has no {', '.join(lacks)}; xsp/importers/contract.py says what an importer has")
         kinds = [method for method, kind in _KINDS.items() if isinstance(found, kind)]
         if len(kinds) != 1:
-            raise TypeError(f"has {' and '.join(kinds) or 'none'} of {', '.join(_KINDS)}; an importer has one of them")
+            raise TypeError(f"has {' and '.join(kinds) or 'none'} of {', '.join(_KINDS)}; an importer has one of these")
     except plugins.MAY_BREAK as error:
         raise PluginError(_unusable(name, error)) from error
     return found
@@ -309,7 +309,7 @@ def opened(path: Path) -> IO[bytes]:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise TraceError(f"{str(path)!r}: no path ({error})") from error
+        raise TraceError(f"{str(path)!r}: not a path ({error})") from error
 
 
 @contextmanager
@@ -335,7 +335,7 @@ def broken(source: Path | str, error: Exception, place: str = "") -> TraceError:
         place: position in the source: a line, a byte.
     """
     if isinstance(error, EOFError):
-        reason = "the compressed file ends in the middle; copy it again"
+        reason = "the compressed file is truncated; copy it again"
     elif isinstance(error, (gzip.BadGzipFile, zlib.error)):
         reason = f"damaged gzip ({error})"
     else:

@@ -144,7 +144,7 @@ def _get(url: str, place: str) -> bytes:
     except TraceError:
         raise
     except Exception as error:  # from http.client, if the answer is not HTTP or breaks off
-        raise TraceError(f"{place}: the answer broke off or is no HTTP ({type(error).__name__})") from None
+        raise TraceError(f"{place}: the answer was cut off or is not HTTP ({type(error).__name__})") from None
 
 
 def _request(url: str, place: str) -> Request:
@@ -193,7 +193,7 @@ def _documents(text: bytes, place: str) -> Iterator[dict[str, Any]]:
     try:
         rest = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise TraceError(f"{place}: not UTF-8 at byte {error.start}; this is no trace of Jaeger's") from error
+        raise TraceError(f"{place}: not UTF-8 at byte {error.start}; this is not a Jaeger trace") from error
     decoder, at = json.JSONDecoder(), 0
     while True:
         at = _BLANK.match(rest, at).end()  # type: ignore[union-attr]
@@ -202,11 +202,11 @@ def _documents(text: bytes, place: str) -> Iterator[dict[str, Any]]:
         try:
             document, at = decoder.raw_decode(rest, at)
         except json.JSONDecodeError as error:
-            raise TraceError(f"{place}: no JSON, or cut off ({error})") from error
+            raise TraceError(f"{place}: not JSON, or cut off ({error})") from error
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{place}: JSON that cannot be read ({error})") from error
         if not isinstance(document, dict):
-            raise TraceError(f"{place}: no JSON object; this is no trace of Jaeger's")
+            raise TraceError(f"{place}: not a JSON object; this is not a Jaeger trace")
         yield document
 
 
@@ -225,7 +225,7 @@ def _parts(document: Mapping[str, Any], place: str) -> Iterator[Part]:
         for trace in document["data"]:
             yield from _downloaded(trace, place)
     else:
-        raise TraceError(f"{place}: no trace of Jaeger's: it has neither result nor data")
+        raise TraceError(f"{place}: not a Jaeger trace: it has neither result nor data")
 
 
 def _message(error: Any) -> str:
@@ -238,7 +238,7 @@ def _downloaded(trace: Any, place: str) -> Iterator[Part]:
     """Yield the parts of a trace in the format of the UI's download: one per span, with the resource of its process."""
     fits = isinstance(trace, dict) and isinstance(trace.get("spans"), list)
     if not fits or not isinstance(trace.get("processes", {}), dict):
-        raise TraceError(f"{place}: an item of data has no spans and processes; this is no trace of Jaeger's")
+        raise TraceError(f"{place}: an item of data has no spans and processes; this is not a Jaeger trace")
     for span in trace["spans"]:
         own = span.get("process") if isinstance(span, dict) else None
         named = str(span.get("processID")) if isinstance(span, dict) else ""
@@ -254,7 +254,7 @@ def _downloaded(trace: Any, place: str) -> Iterator[Part]:
 
 def _spoken(span: Any, tags: Mapping[str, Any]) -> Spoken | Unfit:
     if not isinstance(span, dict):
-        return Unfit("it is no JSON object")
+        return Unfit("it is not a JSON object")
     start, duration = span.get("startTime"), span.get("duration")
     trace_id, references = _digits(span.get("traceID"), 32), span.get("references") or []
     if not isinstance(start, int) or not isinstance(duration, int) or not isinstance(references, list):
@@ -288,7 +288,7 @@ def _tags(tags: Any) -> dict[str, Any]:
     if tags is None:
         return {}
     if not isinstance(tags, list):
-        raise Unfit("its tags are no list")
+        raise Unfit("its tags are not a list")
     found = {}
     for tag in tags:
         if not isinstance(tag, dict) or not isinstance(tag.get("key"), str):

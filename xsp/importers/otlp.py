@@ -264,7 +264,7 @@ def _level(value: Any) -> int:
             return int(level)
     except ValueError:
         pass
-    raise Unfit("its level is none")
+    raise Unfit("its level is not a level of xsp")
 
 
 def _value(name: str, value: Any) -> Any:
@@ -287,7 +287,7 @@ def _value(name: str, value: Any) -> Any:
 def _text(value: Any) -> str:
     """Return text that can be encoded as UTF-8."""
     if not isinstance(value, str):
-        raise Unfit("its name or one of its texts is none")
+        raise Unfit("its name or one of its texts is not text")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 

@@ -113,7 +113,7 @@ def parsed(text: bytes, place: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        raise TraceError(f"{place}: no JSON, or cut off ({error})") from error
+        raise TraceError(f"{place}: not JSON, or cut off ({error})") from error
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{place}: JSON that cannot be read ({error})") from error
     return _object(document, place, "the document")
@@ -146,7 +146,7 @@ def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
 def spoken(span: Any) -> Spoken | Unfit:
     """Return a decoded span, or the reason why it cannot be decoded."""
     if not isinstance(span, dict):
-        return Unfit("it is no JSON object")
+        return Unfit("it is not a JSON object")
     status = span.get("status")
     code = status.get("code", 0) if isinstance(status, dict) else 0
     try:
@@ -164,7 +164,7 @@ def spoken(span: Any) -> Spoken | Unfit:
     except Unfit as unfit:
         return unfit
     except TypeError:
-        return Unfit("its fields have other types than OTLP's")
+        return Unfit("its fields do not have the types of OTLP")
 
 
 def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
     if pairs is None:
         return {}
     if not isinstance(pairs, list):
-        raise Unfit("its attributes are no list")
+        raise Unfit("its attributes are not a list")
     found = {}
     for pair in pairs:
         if not isinstance(pair, dict) or not isinstance(pair.get("key"), str):
@@ -211,7 +211,7 @@ def value_of(value: Any, depth: int = 0) -> Any:
                 return attributes_of(inner, depth + 1)
             if isinstance(inner, list):
                 return [value_of(each, depth + 1) for each in inner]
-    raise Unfit("one of its attributes has a value of no type of OTLP's")
+    raise Unfit("one of its attributes has a value whose type is not in OTLP")
 
 
 def integer(value: Any) -> int | None:
@@ -226,12 +226,12 @@ def _double(content: Any) -> float:
     try:
         return float(content)
     except (TypeError, ValueError, OverflowError):
-        raise Unfit("one of its attributes has a value of no type of OTLP's") from None
+        raise Unfit("one of its attributes has a value whose type is not in OTLP") from None
 
 
 def _object(value: Any, place: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TraceError(f"{place}: {what} is no JSON object; this is not OTLP")
+        raise TraceError(f"{place}: {what} is not a JSON object; this is not OTLP")
     return value
 
 
@@ -240,5 +240,5 @@ def _list(holder: Mapping[str, Any], name: str, place: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise TraceError(f"{place}: {name} is no list; this is not OTLP")
+        raise TraceError(f"{place}: {name} is not a list; this is not OTLP")
     return value

@@ -275,7 +275,7 @@ def _checked(seen: Iterable[Any]) -> list[Span]:
     rows = list(seen)
     for row in rows:
         if not isinstance(row, Span):
-            raise TypeError(f"{type(row).__name__} is no Span")
+            raise TypeError(f"{type(row).__name__} is not a Span")
         if not (isinstance(row.name, str) and isinstance(row.start_ns, int) and isinstance(row.dur_ns, int)):
             raise TypeError(f"a span without a name or times: {tuple(row)[:10]}")
     return rows
@@ -285,7 +285,7 @@ def _misfit(row: Span) -> str | None:
     """Return the first value that does not fit its column as text, None if all fit."""
     for column, value in zip(COLUMNS, row, strict=True):
         if value is not None and not isinstance(value, _PYTHON[column.type.partition("(")[0]]):
-            return f"{column.name} = {str(value)[:100]!r} is no {column.type}"
+            return f"{column.name} = {str(value)[:100]!r} is not of type {column.type}"
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             return f"{column.name} = {str(value)[:100]} is out of range"
     return None

@@ -92,7 +92,7 @@ def _that_the_clock_was_set(anchor: clock.Anchor) -> list[dict[str, str]]:
     return [
         {
             "source": "xsp",
-            "text": f"the system's clock was set by {by} during the run; its times continue from the first reading",
+            "text": f"the system clock was set by {by} during the run; the run's times continue from the first reading",
         }
     ]
 

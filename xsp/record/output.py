@@ -58,7 +58,7 @@ def claim(
     part = part_of(own)
     job = _job(own) if part and next_free else None
     if not next_free and _is_started_again() and (Path(path) / part / rundir.RUN_FILE).exists():
-        say(f"rank {own.rank} was started again: its run replaces that of the attempt before")
+        say(f"rank {own.rank} was restarted: its run replaces that of the previous attempt")
         overwrite = True
     return _claim(Path(path), part, job, start, overwrite, next_free, says=own.rank == 0)
 
@@ -96,7 +96,7 @@ def _claim(
                 raise
             continue
         if place != asked and says:
-            say(f"{shown(asked)} is taken: this goes to {shown(place)} (--overwrite, overwrite=True: replace it)")
+            say(f"{shown(asked)} is taken: this run goes to {shown(place)} (--overwrite, overwrite=True: replace it)")
         return held
     raise AssertionError("names do not end")
 

@@ -430,7 +430,7 @@ UNCLOSED = "unclosed"
 # on each call ends a step and begins the next one.
 
 
-NOTE = "prof.step() was called without `with`: each call ends a step and begins the next one, waits for data in it"
+NOTE = "prof.step() was called without `with`: each call ends a step and begins the next, including waits for data"
 
 
 class Marks:

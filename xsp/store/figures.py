@@ -13,7 +13,7 @@ from xsp.store import iterations
 from xsp.store.trace import Rung
 
 UNMEASURED = "not measured at its own rung"
-NO_RUNG_OUTSIDE = "no rung further out to tell the cost of this one"
+NO_RUNG_OUTSIDE = "no shallower rung to measure the cost of this one"
 
 
 def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
