@@ -83,7 +83,7 @@ def test_charts_are_drawn(page):
 def test_the_ledger_says_what_it_adds_up_to(page):
     assert page.find_element("id", "ledger-sum").text == (
         "0.1000 ms true + 0 ms (layers) + 0 ms (operators) + 0 ms (kernels) = 0.1000 ms; "
-        "with all on, 0.1000 ms were measured."
+        "with all levels recorded, 0.1000 ms were measured."
     )
     assert page.execute_script("return [12.5, 544046.5, 0.25, null, true, 70599].map(number)") == (
         ["12.50", "544,047", "0.2500", "–", "yes", "70,599"]
@@ -392,7 +392,7 @@ def test_a_page_without_layers_says_why_charts_are_missing(browser, tmp_path):
     browser.get(html.write(trace(Level.MODEL), tmp_path / "model.html").as_uri())
     assert browser.get_log("browser") == []
     missing = browser.find_element("css selector", "#missing details")
-    assert missing.text.startswith("Not on this page, for want of figures in this trace: ")
+    assert missing.text.startswith("Not on this page, because the trace lacks the data: ")
     assert "\n" not in missing.text
     assert "A2 (Layer information) needs the layer level" in missing.get_attribute("textContent")
     hidden = "return ['#ranks', 'nav a[href=\"#ranks\"]'].map(each => document.querySelector(each).hidden)"

@@ -63,7 +63,7 @@ def _told(bound: Bound) -> str:
     time_ = "" if found.time is None else f", {100 * found.time:.1f} % of the expected time"
     absent = "; ".join(f"{NAMES[Rung(rung)]}: {reason}" for rung, reason in bound.absent.items())
     known = f"{found.nodes} of {found.of_nodes} calls have a figure{time_}."
-    return known + (f" Not there: {absent}." if absent else "")
+    return known + (f" Missing rungs: {absent}." if absent else "")
 
 
 def _ms(ns: float | None) -> float | None:

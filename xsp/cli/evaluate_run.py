@@ -1,7 +1,8 @@
 """Run manifests, and keep the results.
 
 Latencies are measured without recording; a trace is recorded afterwards, in steps of its own. A manifest is given to
-one agent, or with --agents all to each that satisfies it; for the others the reasons are printed.
+one agent, or with --agents all to each that satisfies it; for the others the reasons are printed. Exit code 3: a
+manifest was not run.
 
 examples:
   xsp evaluate run resnet18.yaml

@@ -55,7 +55,11 @@ def recording(parser: argparse.ArgumentParser) -> None:
         "model/layer/op",
     )
     group.add_argument(
-        "--warmup", type=int, metavar="N", help="warm-up steps, which are not kept (default: 1 per set of levels)"
+        "--warmup",
+        type=int,
+        metavar="N",
+        help="warm-up steps, which are not kept (default: 1 per set of levels; 0 with a budget, as `xsp run` has by "
+        "default)",
     )
     group.add_argument(
         "--seed", type=int, default=Settings.seed, metavar="N", help="seed of the weights and of the order of levels"

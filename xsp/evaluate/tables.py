@@ -33,7 +33,7 @@ def listed(found: Sequence[Result]) -> str:
     notes = [f"{each.name}: {labelled.sentence(each.accuracy)}" for each in found if each.accuracy]
     notes += [f"{each.name}: {rate(part)}" for each in found for part in each.parts if "rate_low" in part]
     if any("*" in row[5] for row in rows):
-        notes.append("* the load was not put as asked: stopped early, or its generator was late by over 1 %")
+        notes.append("* the load was not as requested: stopped early, or its generator was late by over 1 %")
     if any("~" in row[5] for row in rows):
         notes.append("~ times that a simulator said")
     return "\n".join([table(head, rows, 3), *notes])

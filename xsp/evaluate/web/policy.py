@@ -106,7 +106,7 @@ def _size(manifest: Manifest) -> Iterator[str]:
     ):
         if has > most:
             shown = f"{has:,}" if has < 10**MOST_DIGITS else f"a number of more than {MOST_DIGITS} digits"
-            yield f"{place}: {shown} is above {most:,}, the most that is taken here"
+            yield f"{place}: {shown} is above the limit, {most:,}"
 
 
 def _resized(step: Step, data: Dataset) -> int:
