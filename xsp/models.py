@@ -172,7 +172,7 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
             raise ModelError(f"{path}:{name} is to take the batch size: def {name}(batch_size)") from None
     try:
         made = function(settings.batch)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(f"{path}:{name} raised {type(error).__name__}: {error}") from error
     if callable(made) and not hasattr(made, "parameters"):
         return made  # type: ignore[no-any-return]
@@ -200,7 +200,7 @@ def function_of(path: Path, name: str) -> Callable[..., Any]:
     sys.modules.setdefault(path.stem, module)
     try:
         specification.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):

@@ -14,6 +14,7 @@ from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, Plan, Tried
 from xsp.cli import main
 from xsp.comparison import turns
 from xsp.comparison.commands import Program
+from xsp.device import machine
 from xsp.errors import ProgramError, UsageError
 from xsp.run import Machine, Run
 
@@ -201,6 +202,17 @@ def test_history_counts_what_was_measured_on_this_machine(folder: Path) -> None:
         "4 pieces of advice were tried on this machine, 3 made the step faster; median error 50 % of the promise over 3"
     )
     assert all(len(line) < 80 for line in trialtext.history(found).splitlines())
+
+
+def test_history_is_also_told_in_json(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(records.VARIABLE, str(folder))
+    here = Machine.of(machine.describe())
+    records.keep(measured(1.5), here)
+    assert main(["advise", "--history", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tried"], found["came_true"], found["rows"][0]["trial"]) == (1, 1, "threads=2")
 
 
 def test_what_was_tried_fits_a_terminal_and_says_what_became_of_results() -> None:

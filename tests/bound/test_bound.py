@@ -229,6 +229,18 @@ def test_timings_of_another_environment_count_only_if_asked_for_and_it_is_said(t
         Timings.open(known.folder, HERE, like="beef")
 
 
+def test_timings_of_another_environment_fill_gaps_and_replace_none(known: Timings) -> None:
+    graph = chain()
+    wanted = [spec for spec, _ in specs(graph, threads=2)]
+    theirs = Timings.open(known.folder, ELSEWHERE)
+    theirs.add(timed(spec, 100_000.0, environment=ELSEWHERE) for spec in wanted)
+    known.add(timed(spec, 300_000.0) for spec in wanted if spec.block.op == "aten::linear")
+    borrowed = Timings.open(known.folder, HERE, like=ELSEWHERE.hash)
+    found = xsp.bound.of(graph, timings=borrowed, threads=2)
+    assert found.rungs["best"].sequential == found.rungs["as_run"].sequential == 700_000
+    assert found.settings["borrowed"] == 1
+
+
 def test_blocks_are_a_rung_of_their_own(filled: Fill) -> None:
     graph = chain()
     known = filled(graph, linear=250_000.0, relu=10_000.0)

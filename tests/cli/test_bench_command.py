@@ -117,11 +117,11 @@ def test_what_is_left_out_of_a_folder_is_named_where_its_timings_are_shown_or_ex
     assert len(as_json(capsys, copy / "t", "--export", str(copy / "all.parquet"))["problems"]) == 1
 
 
-def relu_of_onnx(place: Path) -> str:
+def relu_of_onnx(place: Path, length: int | str = 4) -> str:
     """Write an ONNX file of one node, and return its path."""
     onnx = pytest.importorskip("onnx")
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
-    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, length]) for name in "xy"]
     graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:])
     opsets = [onnx.helper.make_opsetid("", 17)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), place / "m.onnx")
@@ -149,6 +149,15 @@ def test_a_file_of_onnx_is_timed_by_its_own_runtime(tmp_path: Path, capsys: pyte
     assert 0 < found["seconds_starting"] < found["seconds"]
 
 
+def test_symbolic_dimensions_of_a_file_get_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = relu_of_onnx(tmp_path, "tokens")
+    options = [path, "--threads", "1", "--runtime", "torch"]  # which times no node: only shapes matter here
+    (hole,) = as_json(capsys, tmp_path / "t", *options)["timings"]
+    (known,) = as_json(capsys, tmp_path / "t", *options, "--size", "tokens=4")["timings"]
+    (fixed,) = as_json(capsys, tmp_path / "t", relu_of_onnx(tmp_path), *options[1:])["timings"]
+    assert known["key"] == fixed["key"] != hole["key"]
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -162,6 +171,8 @@ def test_a_file_of_onnx_is_timed_by_its_own_runtime(tmp_path: Path, capsys: pyte
         (["net.py:net", "--granularity", "x"], "numbers above 0"),
         (["net.py:net", "--variants", "channels-lats"], "did you mean channels-last"),
         (["net.py:net", "--runtime", "torhc"], "did you mean torch"),
+        (["net.py:net", "--size", "n=3"], "no dimensions with names"),
+        (["net.py:net", "--decode", "8"], "for language models of transformers"),
         (["--check"], "no timings of this machine"),
         (["--export", "x.parquet"], "no timings to export"),
         (["--import", "x.parquet"], "no file of timings"),

@@ -127,3 +127,12 @@ def test_what_cannot_be_exported_is_one_error_and_nothing_is_printed(capfd) -> N
         xsp.graph.of(Net(), torch.zeros(2, 4), by="export", train=True)
     with pytest.raises(UsageError, match="there are capture, export"):
         xsp.graph.of(Net(), torch.zeros(2, 4), by="dynamo")
+
+
+def test_weights_that_are_tied_count_once_in_a_program(tmp_path) -> None:
+    module = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 10, bias=False)).eval()
+    module[1].weight = module[0].weight
+    program = torch.export.export(module, (torch.zeros(2, 3, dtype=torch.long),))
+    torch.export.save(program, tmp_path / "tied.pt2")
+    for graph in (xsp.graph.of(program), xsp.graph.of(tmp_path / "tied.pt2")):
+        assert (graph.parameters, graph.measures()["weight_bytes"]) == (60, 240)

@@ -374,3 +374,18 @@ def test_of_a_tensor_that_is_sliced_only_the_slice_is_read(tmp_path: Path) -> No
     graph = helper.make_graph([node], "g", given, made, [*ends, axis])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
     assert xsp.graph.of(tmp_path / "m.onnx").measures()["bytes"] == 2 * 8 * 4 + 3 * 8
+
+
+def test_matrices_of_quantised_layers_are_weights_and_zero_points_are_none(tmp_path: Path) -> None:
+    held = {"w": numpy.zeros((16, 8), numpy.int8), "s": numpy.ones(8, numpy.float32), "z": numpy.zeros(8, numpy.int8)}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=1),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    given = [helper.make_tensor_value_info("x", FLOAT, [2, 16])]
+    made = [helper.make_tensor_value_info("y", FLOAT, None)]
+    constants = [onnx.numpy_helper.from_array(each, name) for name, each in held.items()]
+    graph = helper.make_graph(nodes, "g", given, made, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    found = xsp.graph.of(tmp_path / "m.onnx")
+    assert (found.parameters, found.measures()["weight_bytes"]) == (16 * 8 + 8, 16 * 8 + 8 * 4)

@@ -115,7 +115,7 @@ def test_a_file_without_a_limit_of_bandwidth_is_refused_and_a_link_that_costs_no
 
 
 @pytest.mark.parametrize(
-    "text", ["nvlink", "", ",", "5us", "5us,0GB/s", "-1us,1GB/s", "nan,1", "5us,1GB/s,1,1", "1..2,1", "/tmp"]
+    "text", ["nvlink", "", ",", "5us", "5us,0GB/s", "-1us,1GB/s", "nan,1", "5us,1GB/s,1,1", "1..2,1", "/tmp", "x" * 999]
 )
 def test_what_names_no_link_is_refused_with_what_to_give(text: str) -> None:
     with pytest.raises(UsageError):

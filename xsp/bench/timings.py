@@ -87,7 +87,7 @@ class Timings:
             BenchError: the path is a file, or there is not exactly one environment `like`.
         """
         place = default_folder() if folder is None else Path(folder)
-        if place.exists() and not place.is_dir():
+        if os.path.exists(place) and not os.path.isdir(place):  # `Path.exists` raises where a folder above is locked
             raise BenchError(f"{place}: timings are a folder; read one file of them with `xsp bench --import FILE`")
         found = cls(place, environment or here())
         found._held = found._read(found.environment.hash)
@@ -150,7 +150,7 @@ class Timings:
         Raises:
             BenchError: the folder, or the nearest one above it, is not writable.
         """
-        nearest = next(each for each in (self.folder, *self.folder.absolute().parents) if each.exists())
+        nearest = next(each for each in (self.folder, *self.folder.absolute().parents) if os.path.exists(each))
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise BenchError(f"{self.folder}: timings cannot be written there; name another folder: --timings DIR")
 

@@ -112,8 +112,9 @@ def specs_of(graph: Graph, threads: int) -> list[Spec | None]:
 
 def _by_work(timings: Timings, keys: set[str]) -> Mapping[str, list[Timing]]:
     found: dict[str, list[Timing]] = defaultdict(list)
-    known = [*timings, *(timings.all_of(timings.like) if timings.like is not None else ())]
-    for each in known:
+    borrowed = timings.all_of(timings.like) if timings.like is not None else ()
+    known = {each.key: each for each in (*borrowed, *timings)}  # those of another environment only fill gaps
+    for each in known.values():
         if each.work_key in keys and each.is_timed and each.variant not in OTHER_NUMBERS:
             found[each.work_key].append(each)
     return found

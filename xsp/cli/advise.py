@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,11 @@ def run(given: argparse.Namespace) -> int:
 
     here = Machine.of(machine.describe())
     if given.history:
-        progress.tell(trialtext.history(records.history(here)))
+        kept = records.history(here)
+        if given.format == "json":
+            progress.put(json.dumps(asdict(kept), indent=2) + "\n")
+        else:
+            progress.tell(trialtext.history(kept))
         return 0
     if given.source is None:
         raise UsageError("name a run, a trace or a model: xsp advise runs/demo")

@@ -13,6 +13,8 @@ examples:
   xsp bench torchvision:resnet50 --granularity 1,4      also blocks of four calls
   xsp bench torchvision:resnet50 --variants all         channels-last, without oneDNN, …
   xsp bench --missing-of runs/demo                      the calls of a run
+  xsp bench model.onnx --size sequence=128              symbolic dimensions need sizes
+  xsp bench transformers:gpt2 --decode 512              the step that adds a token
   xsp bench transfers                                   memory, processes, storage, devices
   xsp bench collectives --ranks 2,4                     gloo on this machine
   xsp bench transfers --families memory --list          existing timings
@@ -97,6 +99,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--section", type=Path, metavar="RUN", help="add the results to the report of this run")
     group = parser.add_argument_group("the model and its input")
     options.step_of_model(group)
+    options.sizes(group)
+    options.phases(group)
     options.seeding(group)
     group = parser.add_argument_group("the timings")
     group.add_argument(
@@ -162,6 +166,9 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
         seed=given.seed,
         shape=options.shape(given.input),
         sequence=given.sequence,
+        prefill=given.prefill,
+        decode=given.decode,
+        sizes=given.size,
     )
     pairs = [
         pair

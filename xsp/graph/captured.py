@@ -205,25 +205,44 @@ def _dtype(model: Any) -> str | None:
 
 
 def without_values(module: Any) -> Any:
-    """Return a copy of a module whose parameters and buffers have shapes but no values."""
+    """Return a copy of a module whose parameters and buffers have shapes but no values.
+
+    Parameters with the same memory, as after `one.weight.data = other.weight.data`, have the same memory in the copy.
+    """
     import torch
 
+    from xsp.graph.recorder import memory_of
+
     shapes: dict[int, Any] = {}
+    held: dict[Any, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             continue
         empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+        memory = memory_of(tensor)
+        if memory is not None:
+            empty = held.setdefault(memory, empty).detach()
         if isinstance(tensor, torch.nn.Parameter):
             empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
         shapes[id(tensor)] = empty
+    shapes |= {id(each): torch.empty_like(each, device="meta", requires_grad=False) for each in _results_in(module)}
     return copy.deepcopy(module, shapes)
 
 
+def _results_in(module: Any) -> Iterator[Any]:
+    """Yield tensors with a history that modules keep as attributes, such as their last output; copies refuse them."""
+    import torch
+
+    for each in module.modules():
+        yield from (one for one in vars(each).values() if isinstance(one, torch.Tensor) and not one.is_leaf)
+
+
 def copied(module: Any) -> Any:
-    """Return a copy of a module; sparse tensors, which `copy.deepcopy` refuses, are cloned."""
+    """Return a copy of a module; tensors that `copy.deepcopy` refuses, sparse ones and results, are cloned."""
     import torch
 
     held = [each for each in (*module.parameters(), *module.buffers()) if each.layout is not torch.strided]
+    held += _results_in(module)
     return copy.deepcopy(module, {id(each): each.detach().clone() for each in held})
 
 

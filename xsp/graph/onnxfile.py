@@ -32,6 +32,9 @@ HOLDS_GRAPHS = frozenset(["If", "Loop", "Scan", "SequenceMap"])
 VALUE_DEPENDENT = frozenset(
     "Gather GatherElements GatherND Scatter ScatterElements ScatterND NonZero Unique TopK Compress".split()
 )
+QUANTISED = frozenset(["int8", "uint8", "int4", "uint4"])
+"""Types of the weights of quantised layers."""
+
 MOST_NAMED = 3
 
 _TYPES = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "BOOL": "bool"}
@@ -253,8 +256,7 @@ class _Reader:
     def _read(self, number: int, name: str) -> int:
         if name in self.constants:
             tensor = self.constants[name]
-            floats = (tensor.dtype or "").startswith(("float", "bfloat", "complex"))
-            self.flow.outside(name, Role.WEIGHT if floats else Role.CONSTANT, tensor.bytes)
+            self.flow.outside(name, Role.WEIGHT if _is_weight(tensor) else Role.CONSTANT, tensor.bytes)
             return self.flow.read(number, name)
         return self.flow.read(number, self.storage[name], self.through.get(name))
 
@@ -315,11 +317,17 @@ class _Reader:
         return _plain(self.onnx.helper.get_attribute_value(attribute))
 
     def _parameters(self) -> int | None:
-        """Return the elements of the floating-point constants that calls read; None if a shape is unknown."""
+        """Return the elements of the constants that are weights and that calls read; None if a shape is unknown."""
         used = [each for name, each in self.constants.items() if self.flow.known(name)]
-        floats = [each for each in used if (each.dtype or "float").startswith(("float", "bfloat"))]
-        elements = [each.elements for each in floats]
+        elements = [each.elements for each in used if each.dtype is None or _is_weight(each)]
         return None if None in elements else sum(filter(None, elements))
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """Return whether a constant is a weight: one of floating-point numbers, or the matrix of a quantised layer."""
+    kind = tensor.dtype or ""
+    matrix = len(tensor.shape or ()) > 1  # scales and zero points of channels are vectors
+    return kind.startswith(("float", "bfloat", "complex")) or (kind in QUANTISED and matrix)
 
 
 def _read_inside(node: Any) -> list[str]:

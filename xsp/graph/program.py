@@ -78,21 +78,25 @@ def of(program: Any, name: str) -> Graph:
     import torch
 
     from xsp.graph.knownvalues import KnownValues
-    from xsp.graph.recorder import Recorder
+    from xsp.graph.recorder import Recorder, memory_of
 
     recorder = Recorder()
     weights = {each.arg.name: each for each in program.graph_signature.input_specs}
     given = []
     parameters = 0
+    held: dict[Any, Any] = {}
     for node in program.graph_module.graph.nodes:
         if node.op != "placeholder":
             continue
         value = _without_values(node.meta.get("val"))
         kind = weights[node.name].kind.name if node.name in weights else "USER_INPUT"
-        recorder.take(value, _ROLES.get(kind, Role.CONSTANT))
-        if kind == "PARAMETER" and isinstance(value, torch.Tensor):
+        lasts = kind in ("PARAMETER", "BUFFER")  # a program takes each of several tied weights
+        memory = memory_of(program.state_dict.get(weights[node.name].target)) if lasts else None
+        first = value if memory is None else held.setdefault(memory, value)
+        recorder.take(first, _ROLES.get(kind, Role.CONSTANT))
+        if kind == "PARAMETER" and isinstance(value, torch.Tensor) and first is value:
             parameters += value.numel()
-        given.append(value)
+        given.append(first)
     runner = _runner(program.graph_module, recorder)
     try:
         with quiet(), torch.inference_mode(), KnownValues(), recorder.recording():

@@ -70,7 +70,7 @@ def of(
     Raises:
         GraphError: there is no graph; the message is the reason.
         ModelError: there is no such model, or its library is missing.
-        UsageError: the source has a fixed step, and another batch size or kind of step is requested.
+        UsageError: the batch is empty, or the source has a fixed step and another batch or kind of step is requested.
     """
     asked = {
         "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode,
@@ -78,6 +78,8 @@ def of(
     }  # fmt: skip
     if by not in BY:
         raise UsageError(f"there is no way {by!r} to a graph; there are {', '.join(BY)}")
+    if batch is not None and batch < 1:
+        raise UsageError(f"a batch of {batch} samples has no step: give a number above 0")
     check(what, asked)
     settings = Settings(
         batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence, prefill=prefill, decode=decode

@@ -31,6 +31,10 @@ BAGS = frozenset(f"aten::{name}" for name in "embedding_bag _embedding_bag _embe
 ROUTED = frozenset(["aten::_grouped_mm"])
 """Operators whose second tensor is a stack of matrices, of which they read those to which rows are routed."""
 
+ON_LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
+CHANGED_LISTS = frozenset("self params exp_avgs exp_avg_sqs max_exp_avg_sqs momentum_buffer_list state_sums".split())
+"""Names of operators on lists, and of those of their lists that they change if they work in place."""
+
 ASK_SIZES = frozenset(["onnx::Shape", "onnx::Size"])
 """Operators that do not read the content of their tensor."""
 
@@ -42,6 +46,8 @@ KINETO = {
     "int64": "long int", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "float", "float64": "double",
     "complex64": "c10::complex<float>", "complex128": "c10::complex<double>",
 }  # fmt: skip
+
+CONVOLUTIONS = frozenset(f"aten::conv{dimensions}d" for dimensions in (1, 2, 3))
 
 MAY_MULTIPLY = re.compile(rf"{of_traces.PRODUCTS}|:(inner|cov|corrcoef|_transformer_encoder_layer_fwd)$")
 """Operators that multiply matrices, also those that a trace never shows as the innermost."""
@@ -71,12 +77,24 @@ def bytes_of(node: Node) -> int | None:
         read[0] = min(rows, chosen) * ((read[0] or 0) // max(1, rows))
     if call.op in ROUTED and len(read) > 1:
         read[1] = _routed(call, read[1] or 0)
-    return sum(filter(None, read)) + sum(filter(None, written))
+    return sum(filter(None, read)) + sum(filter(None, written)) + _changed_in_lists(call)
+
+
+def _changed_in_lists(call: Call) -> int:
+    """Return the bytes that an in-place operator on lists writes: it returns none of the tensors that it changes."""
+    if call.outputs or not call.op.endswith("_") or not call.op.startswith(ON_LISTS):
+        return 0
+    changed = [value for name, value in call.arguments if name in CHANGED_LISTS and isinstance(value, tuple)]
+    return sum(each.bytes or 0 for value in changed for each in value if isinstance(each, Tensor))
 
 
 def _holds_objects(call: Call) -> bool:
-    """Return whether an argument is an object that holds tensors, such as packed weights of quantised layers."""
-    return any(isinstance(value, str) and value.startswith(OBJECT) for _, value in call.arguments)
+    """Return whether an argument is an object that holds tensors, or a list of them: packed weights, for example."""
+    return any(
+        isinstance(each, str) and each.startswith(OBJECT)
+        for _, value in call.arguments
+        for each in (value if isinstance(value, tuple) else (value,))
+    )
 
 
 def _is_unlike(call: Call) -> bool:
@@ -128,6 +146,8 @@ def _as_in_a_trace(call: Call) -> int | None:
         shapes.append([] if tensor is None or tensor.shape is None else list(tensor.shape))
         dtypes.append("" if tensor is None else KINETO.get(tensor.dtype or "", ""))
         scalars.append("" if tensor is not None or value is None else _as_text(value))
+    if call.op in CONVOLUTIONS and len(shapes) > 1 and len(shapes[1]) == len(shapes[0]) + 1:  # an image without batch
+        shapes[0] = [1, *shapes[0]]
     result = call.outputs[0].shape if call.outputs else None
     return of_traces.flops(call.op, shapes, scalars, dtypes, result)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import os.path
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,8 +112,8 @@ def link(text: str) -> Link:
     """
     if text.lower() in LINKS:
         return LINKS[text.lower()]
-    place = Path(text)
-    if "," in text and not place.is_file():
+    place, is_file = Path(text), os.path.isfile(text)  # `Path.is_file` raises for a text that is too long for a path
+    if "," in text and not is_file:
         alpha, *rates = (part.strip() for part in text.split(","))
         if len(rates) > 2:
             raise UsageError(f"{text!r} has {1 + len(rates)} parts; write ALPHA,BETA or ALPHA,BETA,GAMMA: 5us,10GB/s")
@@ -120,7 +121,7 @@ def link(text: str) -> Link:
             return Link(text, 0.0, 0.0)  # a link that costs nothing
         adding = _per_byte(rates[1]) if rates[1:] and rates[1] != "0" else 0.0
         return Link(text, _time(alpha), _per_byte(rates[0]), adding)
-    if place.is_file():
+    if is_file:
         return _of_file(place)
     raise UsageError(
         f"there is no link {text!r}{nearest(text, LINKS)}: give one of {', '.join(LINKS)}, ALPHA,BETA (5us,10GB/s), "
