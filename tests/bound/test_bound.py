@@ -450,7 +450,7 @@ def test_the_command_shows_one_screen(
         (["--fill", "nothing"], "no duration"),
         (["--fill", "0s"], "no duration"),
         (["--device", "no such device"], "no ceiling of the device"),
-        (["--like", "beef"], "no one environment"),
+        (["--like", "beef"], "is not one environment"),
         (["--like", "beef", "--device", "H100"], "--like"),
     ],
 )

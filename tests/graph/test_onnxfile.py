@@ -147,7 +147,7 @@ def test_a_dimension_with_a_name_has_the_number_that_is_given(tmp_path: Path) ->
     path = named(tmp_path / "m.onnx")
     hole = xsp.graph.of(path)
     assert hole.measures()["flops"] is None
-    assert any("--size tokens=N gives it one" in each.reason for each in hole.problems)
+    assert any("set it with --size tokens=N" in each.reason for each in hole.problems)
     for sizes, batch, rows in (({"tokens": 5}, None, 5), ({"tokens": 5, "n": 3}, None, 15), ({"tokens": 5}, 2, 10)):
         graph = xsp.graph.of(path, sizes=sizes, batch=batch)
         assert graph.measures()["flops"] == 2 * rows * 16 * 8
@@ -203,11 +203,11 @@ def test_a_value_that_would_be_large_is_not_computed(tmp_path: Path) -> None:
 
 def test_a_size_for_a_name_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     path = named(tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match="'sequence'; names there are: n, tokens"):
+    with pytest.raises(GraphError, match="'sequence'; its names are: n, tokens"):
         xsp.graph.of(path, sizes={"sequence": 5})
     with pytest.raises(GraphError, match="cannot be -1"):
         xsp.graph.of(path, sizes={"tokens": -1})
-    with pytest.raises(UsageError, match="no dimensions with names"):
+    with pytest.raises(UsageError, match="no named dimensions"):
         xsp.graph.of("torchvision:resnet18", sizes={"tokens": 5})
 
 
@@ -231,7 +231,7 @@ def test_functions_are_in_place_of_their_calls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "no ONNX model"),
+        (b"", "not an ONNX model"),
         (b"\x08\x09garbage", "damaged|no ONNX"),
         (b"not a model at all", "damaged|no ONNX"),
     ],
@@ -253,7 +253,7 @@ def test_a_file_that_breaks_off_anywhere_gives_one_error_or_a_graph(tmp_path: Pa
 
 
 def test_a_node_that_reads_what_nobody_made_is_damage(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="reads c, which nobody made"):
+    with pytest.raises(GraphError, match="reads c, which no node makes"):
         xsp.graph.of(saved(tmp_path / "m.onnx", [RELU, CONV]))
 
 

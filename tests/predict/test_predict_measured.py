@@ -138,7 +138,7 @@ def test_ranks_that_were_not_measured_are_refused_and_the_factor_is_said(link: L
         scaling.of(found, Job(1, link), [2, 8])
     assert link.measured is not None
     notes = " ".join(link.measured.notes([1, 2], 1e12))
-    assert "loopback is no network" in notes
+    assert "loopback is not a network" in notes
     assert "2 ranks at once: products take 1.50 times as long, copies 2.00" in notes
     assert "beyond the" in notes
     assert "3 ranks compute at once was not measured" in " ".join(link.measured.notes([3], 0))

@@ -245,7 +245,7 @@ def _look_up(
     if found.drift is not None and found.drift > timed.MARKED:
         parts.problems.append(
             f"timings: fixed work took {slowed(found.drift)} while they were taken: the machine was busy; "
-            f"{found.disturbed} of {found.used} timings are of such sittings"
+            f"{found.disturbed} of {found.used} timings were disturbed"
         )
     parts.problems += known.problems[:3]
 

@@ -182,7 +182,7 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
         with progress.shown(quiet=False) as show:
             made = bench.fill(pairs, timings, seconds, show, again=given.again, started=starting.append)
     except KeyboardInterrupt:
-        progress.warn("xsp: interrupted; what was timed until the last sitting is kept: type it again to go on")
+        progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
         return INTERRUPTED
     told = found.name, pairs, timings, made, time.monotonic() - began, sum(starting)
     _show(given, text.filled(*told), text.filled_as_json(*told))
@@ -215,7 +215,7 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
             with progress.shown(quiet=False) as show:
                 made = links.fill(asked, timings, seconds, show, again=given.again)
         except KeyboardInterrupt:
-            progress.warn("xsp: interrupted; what was timed until the last sitting is kept: type it again to go on")
+            progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
             return INTERRUPTED
     found, left = links.known(asked, timings)
     told = given.source, timings, found, None if given.list else time.monotonic() - began, left, made

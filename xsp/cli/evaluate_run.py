@@ -9,7 +9,7 @@ examples:
   xsp evaluate run resnet18.yaml --trace M/L/G --bound     with a trace and a bound
   xsp evaluate run manifests/*.yaml --store results
   xsp evaluate run manifests/*.yaml --ray auto --agents any     on a cluster, each by one agent
-  xsp evaluate run --set builtin --missing --seconds 540    type it again to continue
+  xsp evaluate run --set builtin --missing --seconds 540    run it again to continue
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
     with progress.shown(given.quiet) as show:
         for number, each in enumerate(found):
             if number and given.seconds is not None and time.monotonic() - begin > given.seconds:
-                progress.warn(f"xsp: {len(found) - number:,} manifests are left; type it again with --missing")
+                progress.warn(f"xsp: {len(found) - number:,} manifests are left; run it again with --missing")
                 break
             fit, reasons = agents.matching(each.manifest, there)
             for name, why in reasons.items():

@@ -18,7 +18,7 @@ examples:
   xsp graph file.py:model --by export --compare file.py:model    the graph of torch.export
   xsp graph torchvision:resnet50 --section runs/demo    add it to the report of a run
   xsp graph file.py:model --rewrite                     calls that could be removed
-  xsp graph --all torchvision,timm --out corpus         all models; type it again to continue
+  xsp graph --all torchvision,timm --out corpus         all models; run it again to continue
   xsp graph corpus                                      which layers they share
   xsp graph corpus --only 'torchvision:resnet*'         the same for some models
   xsp graph corpus --against latencies.csv              which measure correlates with latency
@@ -214,7 +214,7 @@ def _corpus(given: argparse.Namespace) -> int:
         with progress.shown(quiet=False) as show:
             found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
     except KeyboardInterrupt:
-        progress.warn(f"xsp: interrupted; what was captured is kept in {given.out}: type it again to go on")
+        progress.warn(f"xsp: interrupted; finished graphs are kept in {given.out}: run it again to continue")
         return INTERRUPTED
     failed = [row for row in found if "error" in row]
     if given.format == "json":

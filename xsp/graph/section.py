@@ -69,11 +69,11 @@ def section(graph: Graph) -> Section:
     rows = tuple((name.replace("_", " "), found[name]) for name in SHOWN)
     parts: list[sections.Part] = [Text(about), Table(("measure", "value"), rows, "Measures")]
     if graph.problems:
-        parts.append(Table(("where", "what could not be seen"), tuple((p.where, p.reason) for p in graph.problems)))
+        parts.append(Table(("where", "what could not be recorded"), tuple((p.where, p.reason) for p in graph.problems)))
     if len(graph.nodes) <= MOST_NODES:
         parts.append(_tree(graph))
     else:
-        parts.append(Text(f"Its {len(graph.nodes):,} calls are not shown singly, as up to {MOST_NODES:,} are."))
+        parts.append(Text(f"Single calls are shown up to {MOST_NODES:,}; this graph has {len(graph.nodes):,}."))
     return Section("Graph", tuple(parts))
 
 

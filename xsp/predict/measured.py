@@ -97,7 +97,7 @@ class Measured:
 
     def notes(self, ranks: Sequence[int], largest: float) -> list[str]:
         """Return notes on the link for some numbers of ranks and the bytes of the largest bucket."""
-        found = ["The link is this machine, and loopback is no network; on several machines it would be another one."]
+        found = ["The link is this machine, and loopback is not a network; several machines have another link."]
         if self.other_cpu is not None:
             found.append(
                 f"The run was recorded on {self.other_cpu}, which is not the processor here: ranks here would compute "
