@@ -25,7 +25,7 @@ def section(bound: Bound) -> Section:
         parts.append(Chart("bars", "Ladder", "ms", tuple(NAMES[each] for each in ladder), (bars,)))
     if bound.differences:
         rows = tuple((each.name, NAMES[each.below], NAMES[each.above], _ms(each.ns)) for each in bound.differences)
-        parts.append(Table(("difference", "from", "to", "time_ms"), rows, "Differences, which add up exactly"))
+        parts.append(Table(("difference", "from", "to", "time_ms"), rows, "Differences; they add up exactly"))
     names, shown = _names(bound), _shown(bound)
     if shown and names:
         series = tuple(Series(name, tuple(_ms(dict(_steps(layer)).get(name)) for layer in shown)) for name in names)
@@ -63,7 +63,7 @@ def _told(bound: Bound) -> str:
     time_ = "" if found.time is None else f", {100 * found.time:.1f} % of the expected time"
     absent = "; ".join(f"{NAMES[Rung(rung)]}: {reason}" for rung, reason in bound.absent.items())
     known = f"{found.nodes} of {found.of_nodes} calls have a figure{time_}."
-    return known + (f" Not there: {absent}." if absent else "")
+    return known + (f" Missing: {absent}." if absent else "")
 
 
 def _ms(ns: float | None) -> float | None:
