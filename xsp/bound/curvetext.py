@@ -25,8 +25,7 @@ def page(found: Curve, source: str, step: str = "") -> str:
         plain(
             f"{found.graph.name} from blocks of G consecutive calls, {found.threads} thread{'s' * (found.threads > 1)}"
         ),
-        "measured: "
-        + ("no run to compare with (--run DIR)" if found.measured_ns is None else time(found.measured_ns)),
+        "measured: " + ("no run to compare with (--run DIR)" if found.measured_ns is None else time(found.measured_ns)),
         "",
         f"{'G':>2} {'blocks':>7} {'distinct':>9} {'timed':>7} "
         f"{'blocks take':>12} {'± 95 %':>9} {'error':>8} {'one of each':>12}",
