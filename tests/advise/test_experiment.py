@@ -261,4 +261,4 @@ def test_a_program_is_tried_without_and_with_what_is_advised(
 @pytest.mark.parametrize("option", [["--turns", "20"], ["--program", "python train.py"]])
 def test_options_of_trials_are_refused_without_one(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "runs/none", *option]) == 2
-    assert f"{option[0]} is of trials: add --try 3" in capsys.readouterr().err
+    assert f"{option[0]} is for trials: add --try 3" in capsys.readouterr().err

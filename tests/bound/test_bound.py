@@ -447,8 +447,8 @@ def test_the_command_shows_one_screen(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--fill", "nothing"], "no duration"),
-        (["--fill", "0s"], "no duration"),
+        (["--fill", "nothing"], "not a duration"),
+        (["--fill", "0s"], "not a duration"),
         (["--device", "no such device"], "no ceiling of the device"),
         (["--like", "beef"], "is not one environment"),
         (["--like", "beef", "--device", "H100"], "--like"),

@@ -266,7 +266,7 @@ def test_the_command_has_a_line_for_each_size_and_names_what_is_missing(tmp_path
     assert all(each["ns"] is None for each in found["points"])
     assert "By size of the blocks" in (tmp_path / "c.html").read_text(encoding="utf-8")
     assert main([*asked, "--construct", "4"]) != 0
-    assert "--curve has blocks of all sizes" in capsys.readouterr().err
+    assert "--curve uses blocks of all sizes" in capsys.readouterr().err
 
 
 def test_a_run_of_a_device_is_not_held_against_timings_of_this_processor(shared: Path, tmp_path: Path) -> None:

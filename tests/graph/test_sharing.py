@@ -134,14 +134,14 @@ def test_the_command_takes_some_of_the_models(tmp_path: Path, capsys) -> None:
     ("typed", "says"),
     [
         (["--only", "c:*"], "no model of"),
-        (["--batch", "8"], "a folder has its graphs already"),
-        (["--save", "x.json"], "a folder has its graphs already"),
+        (["--batch", "8"], "not for a folder of graphs"),
+        (["--save", "x.json"], "not for a folder of graphs"),
         (["--rewrite"], "--rewrite: for one model"),
         (["--sequence", "64"], "--sequence: for one model"),
         (["--by", "export"], "--by: for one model"),
         (["--decode", "8"], "--decode: for one model"),
         (["--size", "n=8"], "--size: for one model"),
-        (["--out", "x"], "--out goes with --all"),
+        (["--out", "x"], "--out is for --all"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path: Path, typed: list[str], says: str, capsys) -> None:

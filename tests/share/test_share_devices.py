@@ -215,7 +215,7 @@ def test_a_killed_keeper_is_one_error(standing: Standing, tmp_path: Path, capsys
         assert main(["share", "evict", "--dir", str(there.folder), "--all"]) == 0
         said = capsys.readouterr()
         assert "1 evicted, 0 attached" in said.out
-        assert "nothing is evicted at cuda-" in said.err
+        assert "nothing was evicted at cuda-" in said.err
         assert main(["share", "check", "--dir", str(there.folder)]) != 0
         there.end()
     with serving(standing, tmp_path / "s") as there:  # in the place of the socket that was left

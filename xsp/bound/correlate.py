@@ -182,7 +182,7 @@ def left_out(
     if others:
         notes.append(
             f"Measures are those of batch {batch}. Input and FLOPs grow with the batch by the same factor in all "
-            f"models, which does not change coefficients; bytes and activations at batch "
+            "models, which does not change coefficients; bytes and activations at batch "
             f"{', '.join(map(str, others))} are different."
         )
     return notes, holes

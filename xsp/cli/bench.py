@@ -277,9 +277,9 @@ def _compact(given: argparse.Namespace, timings: Timings, seconds: float) -> tup
     from xsp.bench import text
 
     parts = timings.compact()
-    said = f"{len(timings):,} timings of this machine are one file; they were {parts}"
+    said = f"{len(timings):,} timings of this machine are now in one file; they were in {parts}"
     if parts and not timings:
-        said = f"the {parts} files of this machine stay as they are: none of their timings counts"
+        said = f"the {parts} files of this machine are unchanged: none of their timings is valid"
     content = {"timings": len(timings), "parts": parts, "problems": list(timings.problems)}
     return "\n".join([said, *text.problems(timings)]), content
 
@@ -288,7 +288,7 @@ def _export(given: argparse.Namespace, timings: Timings, seconds: float) -> tupl
     from xsp.bench import text
 
     count = timings.export(given.export)
-    said = f"{count:,} timings are in {given.export}; elsewhere: xsp bench --import FILE"
+    said = f"{count:,} timings written to {given.export}; on another machine: xsp bench --import FILE"
     return "\n".join([said, *text.problems(timings)]), {"exported": count, "problems": list(timings.problems)}
 
 

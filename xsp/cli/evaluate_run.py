@@ -153,7 +153,7 @@ def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) 
     from xsp.evaluate import dispatch
 
     if given.seconds is not None or given.label:
-        raise UsageError("--seconds and --label are of agents of this machine; with --ray agents have their own labels")
+        raise UsageError("--seconds and --label are for agents of this machine; agents of --ray have their own labels")
     named = None if given.agents in ("all", "any", "local") else [each.strip() for each in given.agents.split(",")]
     there = of_cluster(given.ray, named)
     work, reasons = dispatch.pieces(found, there, each=given.agents not in ("any", "local"))
@@ -164,7 +164,7 @@ def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) 
         dispatch.carry_out(work, there, options, show)
     for piece in work:
         if piece.lost and piece.result is not None:
-            progress.warn(f"xsp: {piece.asked.manifest.title}: lost by {piece.lost[0]}, and carried out once more")
+            progress.warn(f"xsp: {piece.asked.manifest.title}: lost by {piece.lost[0]}, and run again")
         if piece.result is None:
             progress.warn(f"xsp: {piece.asked.manifest.title}: {piece.why}")
     return [each.result for each in work if each.result is not None], sum(each.result is None for each in work)
@@ -197,7 +197,7 @@ def _shown(given: argparse.Namespace, made: list[Path], failed: int) -> int:
     from xsp.evaluate import results, tables
 
     if not made:
-        raise UsageError("nothing was evaluated, for the reasons above")
+        raise UsageError("nothing was evaluated; see the reasons above")
     there_now = [results.read(each) for each in made]
     if given.format == "json":
         progress.put(json.dumps([dict(each.content) | {"path": str(each.path)} for each in there_now], indent=1) + "\n")

@@ -112,7 +112,7 @@ def run(given: argparse.Namespace) -> int:
     if given.all is not None:
         return _corpus(given)
     if given.out is not None:
-        raise UsageError("--out goes with --all; a single graph is written by --save FILE")
+        raise UsageError("--out is for --all; use --save FILE for a single graph")
     if os.path.isfile(Path(given.source) / corpus.FILE):  # the source may be too long for a path
         return _shared(given)
     if given.only is not None or given.against is not None:
@@ -174,7 +174,7 @@ def _rewritten(given: argparse.Namespace, first: Graph) -> int:
 
     others = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
     if others:
-        raise UsageError(f"--{others[0]}: not with --rewrite; keep the graph with --save FILE, and show that")
+        raise UsageError(f"--{others[0]}: not with --rewrite; save the graph with --save FILE, and show the file")
     found = rewrite.of(first)
     if given.save is not None:
         found.graph.save(given.save)
@@ -208,7 +208,7 @@ def _corpus(given: argparse.Namespace) -> int:
     typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
     typed += _of_one_step(given)
     if typed:
-        raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards")
+        raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards with xsp graph DIR")
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
     try:
         with progress.shown(quiet=False) as show:
@@ -241,7 +241,7 @@ def _shared(given: argparse.Namespace) -> int:
     typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
     typed += [*(["--train"] if given.train else []), *_of_one_step(given)]
     if typed:
-        raise UsageError(f"{', '.join(typed)}: for one model; a folder has its graphs already")
+        raise UsageError(f"{', '.join(typed)}: only for one model, not for a folder of graphs")
     patterns = tuple(filter(None, (given.only or "").split(",")))
     if given.against is not None:
         return _correlated(given, sharing.read(Path(given.source), patterns, graphs=False))
