@@ -105,7 +105,7 @@ def test_eager_attention_is_called_so_and_its_gain_is_bounded() -> None:
     assert "57 % is eager attention" in found.verdict
     assert found.why[-1].startswith("device work, of GPU time: eager attention 57 %, gemm 29 %, elementwise 14 %")
     (attention,) = [each for each in found.next if each.startswith("eager attention")]
-    assert attention.startswith("eager attention, 57 % of GPU time, 20 µs of it softmax and what stands between")
+    assert attention.startswith("eager attention, 57 % of GPU time, 20 µs of it softmax and the operators between")
     assert attention.endswith("(at most 29 % of the time)")
 
 

@@ -267,7 +267,7 @@ def test_options_that_would_do_nothing_are_refused(tmp_path) -> None:
     assert graph.settings["batch"] is None  # nobody said which dimension it is
     graph.save(tmp_path / "kept.json")
     for what in (graph, tmp_path / "kept.json"):
-        with pytest.raises(UsageError, match="made already, which --batch, --input would not change"):
+        with pytest.raises(UsageError, match="a fixed step, which --batch, --input cannot change"):
             xsp.graph.of(what, batch=4, shape=(3,))
 
 

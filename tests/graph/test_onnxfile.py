@@ -120,7 +120,7 @@ def test_what_a_graph_inside_a_node_reads_is_known_and_what_it_does_is_a_hole(tm
     found = graph.measures()
     assert (found["edges"], found["longest_path"], found["parameters"]) == (1, 2, 4 * 3 * 9 + 4 * 4 * 9)
     assert (found["flops_unknown"], found["bytes"], found["bytes_unknown"]) == (1, None, 1)
-    assert [each.reason for each in graph.problems] == ["not looked into: If either"]
+    assert [each.reason for each in graph.problems] == ["not analysed: If either"]
 
 
 def test_a_dimension_with_a_name_is_a_hole(tmp_path: Path) -> None:
@@ -232,8 +232,8 @@ def test_functions_are_in_place_of_their_calls(tmp_path: Path) -> None:
     ("content", "says"),
     [
         (b"", "not an ONNX model"),
-        (b"\x08\x09garbage", "damaged|no ONNX"),
-        (b"not a model at all", "damaged|no ONNX"),
+        (b"\x08\x09garbage", "damaged|not an ONNX"),
+        (b"not a model at all", "damaged|not an ONNX"),
     ],
 )
 def test_what_is_no_model_is_refused_in_one_line(tmp_path: Path, content: bytes, says: str) -> None:
@@ -356,7 +356,7 @@ def test_a_batch_that_the_file_fixes_is_asked_for_if_no_other_was_given(tmp_path
 
 def test_two_numbers_for_one_dimension_and_numbers_beyond_a_file_are_refused(tmp_path: Path) -> None:
     path = named(tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match="--batch 2 and --size n=3 are of one dimension"):
+    with pytest.raises(GraphError, match="--batch 2 and --size n=3 set one dimension"):
         xsp.graph.of(path, batch=2, sizes={"n": 3})
     assert xsp.graph.of(path, batch=3, sizes={"n": 3, "tokens": 5}).settings["batch"] == 3
     with pytest.raises(GraphError, match="dimension tokens cannot be 1000"):
