@@ -146,7 +146,7 @@ def test_of_several_agents_one_is_chosen_on_the_form(browser: Any, tmp_path: Pat
 
         browser.get(served + "/new")
         until(browser, "return document.getElementById('evaluate')")
-        [yaml] = (each for each in browser.find_elements("tag name", "button") if each.text == "go on in YAML")
+        [yaml] = (each for each in browser.find_elements("tag name", "button") if each.text == "edit as YAML")
         yaml.click()
         until(browser, "return document.getElementById('yaml').value")
         browser.execute_script(
