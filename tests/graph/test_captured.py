@@ -253,7 +253,7 @@ def test_what_is_wrong_with_a_users_file_is_said_once(tmp_path) -> None:
     )
     for name, says in {
         "buidl": "mine.py has no function 'buidl'; did you mean build?",
-        "build": "mine.py:build is to take the batch size: def build(batch_size)",
+        "build": "mine.py:build must take the batch size: def build(batch_size)",
         "typo": "'int' object has no attribute 'no_such' in mine.py, line 2",
         "raises": "ValueError: of mine in mine.py, line 3",
     }.items():
