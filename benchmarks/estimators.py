@@ -40,8 +40,8 @@ SIZES = (256, 512, 1024, 2048)
 def main(arguments: Sequence[str] | None = None) -> None:
     made = steps.add_options(turns.parser(__doc__))
     made.add_argument("--train", action="store_true", help="training steps, batch 1")
-    made.add_argument("--budget", type=float, help="seconds a model for its layers (default: 60, quick: 20)")
-    made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    made.add_argument("--budget", type=float, help="seconds per model for its layers (default: 60, quick: 20)")
+    made.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
     options = turns.parse(made, arguments)
     import torch
 
@@ -81,20 +81,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     errors.setdefault(name, {})[text] = ns / step.ns
     report = turns.Report(
         f"estimators{'_training' * options.train}",
-        f"Foretold over measured {what}, {covered} of {len(wanted)} models, {options.threads} threads, batch 1",
+        f"Predicted over measured {what}, {covered} of {len(wanted)} models, {options.threads} threads, batch 1",
         ("estimator", "models", "geometric mean", "least", "most", "error, mean abs.", "times the error of R2"),
     )
     names = ["timed layers (R2)", "FLOPs ÷ peak", "FLOPs ÷ peak, bytes ÷ bandwidth"]
     for name in [*names, *(f"RuntimeEstimator, {mode}" for mode in modes)]:
         _add(report, name, errors.get(name, {}), errors.get(names[0], {}), refused.get(name, ""))
     report.notes.append(
-        f"Peak {peak:.3g} FLOPs a second, {bandwidth:.3g} bytes a second, each the most that was measured here. The "
-        "error is |foretold / measured − 1|; the last column compares it over the models that both have. Timed "
-        "layers are without the framework's own time between them."
+        f"Peak {peak:.3g} FLOPs per second, {bandwidth:.3g} bytes per second, each the maximum measured here. The "
+        "error is |predicted / measured − 1|; the last column compares it over the models that both have. Timed "
+        "layers do not include the framework's own time between them."
     )
     if options.train:
         report.notes.append(f"Goal of timed layers: a geometric mean of at least {LEAST_TRAINED}, on ten models.")
-    report.notes += [f"{name}: refuses this machine: {reason}" for name, reason in refused.items()]
+    report.notes += [f"{name}: does not support this machine: {reason}" for name, reason in refused.items()]
     report.finish(options)
 
 

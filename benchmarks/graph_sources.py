@@ -42,16 +42,16 @@ Row = dict[str, Any]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--seconds", type=float, default=600, help="in all; fewer models then (default: 600)")
-    made.add_argument("--models", nargs="+", help="these, in place of some that the seed chooses")
-    made.add_argument("--out", type=Path, help="keep what is compared here, and go on from what is there")
+    made.add_argument("--seconds", type=float, default=600, help="time limit (default: 600)")
+    made.add_argument("--models", nargs="+", help="models (default: a selection by the seed)")
+    made.add_argument("--out", type=Path, help="keep comparisons here, and continue from them")
     options = turns.parse(made, arguments)
     specs = options.models or [name for source in ("torchvision", "timm") for name in models.names(source)]
     if not options.models:
         random.Random(options.seed).shuffle(specs)
     report = turns.Report(
         "graph_sources",
-        "Captured steps against other sources of the same step",
+        "Captured steps compared with other sources of the same step",
         ("source", "models", "same keys", "as told", "same edges", "goal", "ask", "not made"),
     )
     warnings.simplefilter("ignore")
@@ -143,7 +143,7 @@ def _add(report: turns.Report, source: str, rows: Sequence[Row]) -> None:
     report.add([source, *cells, str(sum("asks" in row for row in rows)), str(sum("error" in row for row in rows))])
     report.notes += [f"{source}, {row['model']}: {row['error']}" for row in rows if "error" in row]
     report.notes += [
-        f"{source}, {row['model']}: it asks whether it is exported and then makes other calls, which are alike"
+        f"{source}, {row['model']}: it makes different calls when exported; those are the same in both"
         for row in rows
         if "asks" in row
     ]

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(made, arguments)
     traces = [options.trace] if options.trace else sorted(TRACES.rglob("*.json.gz"), key=count)
     if not traces:
-        turns.skip("name a trace: ../shared/traces is not there")
+        turns.skip("give a trace: ../shared/traces does not exist")
     sizes = options.sizes or ((50_000, 200_000) if options.quick else SIZES)
     measure(options, traces[-1], sizes).finish(options)
 

@@ -33,7 +33,7 @@ def rounds_of(workload: Workload, taker: turns.Turns, rounds: int) -> tuple[list
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(workloads.add_options(turns.parser(__doc__)), arguments)
-    report = turns.Report("layer_overhead", "What xsp's levels add to a step, % of the bare step [95 %]", COLUMNS)
+    report = turns.Report("layer_overhead", "Overhead of xsp's levels, % of the bare step [95 %]", COLUMNS)
     verdicts, taker = [], turns.turns_of(options)
     for workload in workloads.each(options):
         rounds, layers = rounds_of(workload, taker, workloads.rounds_of(workload, options))

@@ -61,7 +61,7 @@ def added_ratio(rounds: Sequence[turns.Round]) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(workloads.add_options(turns.parser(__doc__)), arguments)
-    title = "What xsp's model + layer + op levels add to a step, beside torch.profiler, % of the bare step [95 %]"
+    title = "Overhead of xsp's model + layer + op levels and of torch.profiler, % of the bare step [95 %]"
     report = turns.Report("op_overhead", title, COLUMNS)
     verdicts, taker = [], turns.turns_of(options)
     for workload in workloads.each(options):

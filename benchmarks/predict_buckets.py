@@ -37,8 +37,8 @@ QUICK = (("mlp-deep", 8),)
 
 def main() -> None:
     made = turns.parser(__doc__, rounds=5)
-    made.add_argument("--out", type=Path, help="keep what is measured here, and go on with what is there")
-    made.add_argument("--seconds", type=float, help="end after so many seconds (default: 3600)")
+    made.add_argument("--out", type=Path, help="keep measurements here, and continue from them")
+    made.add_argument("--seconds", type=float, help="end after this time (default: 3600)")
     options = turns.parse(made)
     options.seconds = options.seconds or (60.0 if options.quick else 3600.0)
     if options.out is not None:
@@ -91,7 +91,7 @@ def of(timings: Timings, name: str, batch: int, found: dict[str, Any], run: Path
 def report(options: Any, rows: list[dict[str, Any]], left: int) -> None:
     found = turns.Report(
         "predict_buckets",
-        "Steps of two ranks by the size of buckets: predicted, measured, ms",
+        "Steps of two ranks by bucket size: predicted, measured, ms",
         ("model, batch", *(f"{size:g} MiB" for size in SIZES), "tau", "pairs"),
     )
     taus = []
@@ -106,13 +106,13 @@ def report(options: Any, rows: list[dict[str, Any]], left: int) -> None:
         mean = statistics.fmean(taus)
         goal = "not all measured" if left else "met" if mean >= GOAL else "missed"
         found.notes.append(
-            f"Kendall's tau over pairs whose difference exceeds its interval: {mean:.2f} in the mean; the "
+            f"Kendall's tau over pairs whose difference exceeds its interval: {mean:.2f} on average; the "
             f"goal is {GOAL}: {goal}."
         )
     else:
-        found.notes.append("No two sizes differ by more than the interval: there is no order to be predicted.")
+        found.notes.append("No two sizes differ by more than the interval: there is no order to predict.")
     if left:
-        found.notes.append(f"{left} cases are left: call it again.")
+        found.notes.append(f"{left} cases are left: run it again.")
     found.finish(options)
 
 

@@ -44,10 +44,10 @@ QUICK = (("mlp-narrow", 8), ("cnn", 8))
 
 def main() -> None:
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--out", type=Path, help="keep runs and timings here, and go on with what is there")
-    made.add_argument("--ranks", type=int, default=2, help="that train together (default: 2)")
+    made.add_argument("--out", type=Path, help="keep runs and timings here, and continue from them")
+    made.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
     made.add_argument("--only", help="models, with commas (default: all)")
-    made.add_argument("--seconds", type=float, help="end after so many seconds, and go on with the next call")
+    made.add_argument("--seconds", type=float, help="end after this time; run it again to continue")
     options = turns.parse(made)
     options.seconds = options.seconds or (60.0 if options.quick else 3600.0)
     if options.out is not None:
@@ -131,22 +131,22 @@ def report(options: Any, rows: list[dict[str, Any]], left: int) -> None:
         for each in rows
         if None not in (each["overlap_predicted"], each["overlap"])
     ]
-    more = f"; {left} cases are left: call it again" if left else ""
+    more = f"; {left} cases are left: run it again" if left else ""
     found.notes.append(f"Mean error {mean:.1%} of {len(rows)} cases; the goal is {limit:.0%}: {goal}{more}.")
     found.notes.append(
-        "In ms: one rank alone, bare and as xsp recorded it, all ranks without exchange, with it, and predicted; "
-        "forward, backward (with what is exchanged), update: predicted less measured, as a share of the measured step."
+        "In ms: one rank alone, bare and as recorded by xsp; all ranks without communication, with it, and predicted; "
+        "forward, backward (with communication), update: predicted minus measured, as a share of the measured step."
     )
     if apart:
         found.notes.append(
             "Overlap: from the first launch of a bucket to the end of the backward pass, as a share of the time until "
-            "all gradients are back, which is how torch counts it (the share of collectives that is hidden is another "
-            f"one, `hidden` in the file); apart from torch's by {statistics.fmean(apart):.0f} points in the mean, the "
-            f"goal is {OVERLAP:.0f}."
+            "all gradients are back, as defined by torch (the hidden share of collectives differs: `hidden` in the "
+            f"file); it differs from torch's by {statistics.fmean(apart):.0f} points on average, the goal is "
+            f"{OVERLAP:.0f}."
         )
     here = statistics.median(each["slower_here"] for each in rows)
     found.notes.append(
-        f"Ranks that compute together take {rows[0]['slower']:.2f} times as long as one by the table of timings, "
+        f"Ranks that compute at once take {rows[0]['slower']:.2f} times as long as one according to the timings, "
         f"{here:.2f} times in the median of these cases. {' '.join(rows[0]['notes'])}"
     )
     found.finish(options)

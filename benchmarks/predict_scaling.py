@@ -36,8 +36,8 @@ OFF = 1.25
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--out", type=Path, help="where jobs that are done are kept (default: nowhere)")
-    made.add_argument("--seconds", type=float, default=3000, help="of this session (default: 3000)")
+    made.add_argument("--out", type=Path, help="where finished jobs are kept (default: nowhere)")
+    made.add_argument("--seconds", type=float, default=3000, help="time limit of this run (default: 3000)")
     options = turns.parse(made, arguments)
     end = time.monotonic() + options.seconds
     found: list[dict[str, dict[str, float]]] = []
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found.append(json.loads(place.read_text()))
             continue
         if found and time.monotonic() > end:
-            turns.say(f"{len(found)} of {count} jobs: run it again, they go on in {options.out}")
+            turns.say(f"{len(found)} of {count} jobs: run it again to continue in {options.out}")
             return
         found.append(of_job(random.Random(1000 * options.seed + number)))
         if place is not None:
@@ -102,7 +102,7 @@ def report(found: Sequence[dict[str, dict[str, float]]]) -> turns.Report:
     names = sorted({name for each in found for those in each.values() for name in those})
     made = turns.Report(
         "predict_scaling",
-        f"Steps of {ASKED[0]} to {ASKED[-1]} ranks from those of {LEARNED[0]} to {LEARNED[-1]}, fabricated: mean error",
+        f"Steps of {ASKED[0]} to {ASKED[-1]} ranks from those of {LEARNED[0]} to {LEARNED[-1]}, synthetic: mean error",
         ("model", "without the simulated step", "with it", "better in"),
     )
     for name in names:
@@ -116,8 +116,8 @@ def report(found: Sequence[dict[str, dict[str, float]]]) -> turns.Report:
             model=name, without=statistics.fmean(bare) if bare else None, given=statistics.fmean(given),
         )  # fmt: skip
     made.notes.append(
-        f"{len(found)} jobs; the simulation is given latency {OFF:g} times and seconds a byte 1/{OFF:g} times the true "
-        "ones, and neither cores that are slowed nor messages that cost more with more ranks."
+        f"{len(found)} jobs; the simulation gets {OFF:g} times the true latency and 1/{OFF:g} times the true seconds "
+        "per byte, and models neither slower cores nor messages that cost more with more ranks."
     )
     return made
 

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (arguments or sys.argv[1:])[:1] == ["turn"]:
         return _turn(*map(Path, sys.argv[2:]))
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--ranks", type=int, nargs="*", help="of the jobs (default: 8 64; quick: 2 8)")
+    made.add_argument("--ranks", type=int, nargs="*", help="ranks of the jobs (default: 8 64; quick: 2 8)")
     options = turns.parse(made, arguments)
     measure(options, options.ranks or ((2, 8) if options.quick else RANKS)).finish(options)
     return None

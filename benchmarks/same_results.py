@@ -139,7 +139,7 @@ def differences(name: str, train: bool, out: Path) -> list[str]:
     if not prof.steps_stored:
         raise RuntimeError(f"{name}: nothing was recorded")
     if run(name, train, contextlib.nullcontext) != after:
-        raise RuntimeError(f"{name}: two bare runs differ from each other; nothing can be said")
+        raise RuntimeError(f"{name}: two bare runs differ from each other, so profiling cannot be judged")
     return different(bare, profiled) + [f"after the block: {each}" for each in different(bare, after)]
 
 

@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(made, arguments)
     options.device = options.device or measure.default_device()
     names = options.models or (QUICK if options.quick else workloads.TEN[:4])
-    report = turns.Report("sampling_cost", "What sampling every 50 ms adds to a program, % [95 %]", COLUMNS)
+    report = turns.Report("sampling_cost", "Overhead of sampling every 50 ms, % [95 %]", COLUMNS)
     verdicts, taker = [], turns.turns_of(options)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(steps.add_options(turns.parser(__doc__, rounds=3)), arguments)
     report = turns.Report(
         "share_load",
-        "Requests of a Pareto workload by `attach`, against `load_file`: the store holds half of the active bytes",
+        "Requests of a Pareto workload by `attach` and by `load_file`: the store has room for half of the active bytes",
         ("models active", "clients", "requests", f"p{PERCENTILE} load_file ÷ attach", "median load_file ÷ attach",
          "hits %", "evictions", "no room %"),
     )  # fmt: skip

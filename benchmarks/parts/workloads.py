@@ -37,12 +37,11 @@ def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument(
         "--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1),
-        help="of torch (default: all cores but one: steps that use all stall when anything else runs)",
+        help="threads of torch (default: all cores but one: steps on all cores stall when anything else runs)",
     )  # fmt: skip
     made.add_argument(
         "--seconds", type=float, default=3.0,
-        help="without --rounds, a model takes as many as its bare steps fit in this time, "
-        f"{FEWEST} to {MOST} (default: 3)",
+        help=f"without --rounds: seconds of bare steps per model, in {FEWEST} to {MOST} rounds (default: 3)",
     )  # fmt: skip
     return made
 
@@ -95,5 +94,5 @@ def summary_line(verdicts: Sequence[str], goal: str) -> str:
     """Return a sentence on how many models meet a goal."""
     met = sum(each.startswith("met") for each in verdicts)
     unsure = sum(each.endswith("?") for each in verdicts)
-    doubt = f"; {unsure} of the verdicts could be otherwise (?: the interval holds the goal)" if unsure else ""
+    doubt = f"; {unsure} of the verdicts are uncertain (?: the interval contains the goal)" if unsure else ""
     return f"Goal, {goal}: met on {met} of {len(verdicts)} models{doubt}."

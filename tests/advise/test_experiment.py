@@ -51,9 +51,9 @@ def test_a_run_tells_its_program_and_its_file_is_found_below(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({"typed": ["run", "train.py", "***"]}, "not kept"),
+        ({"typed": ["run", "train.py", "***"]}, "does not keep"),
         ({"typed": ["run", "gone.py"]}, "not found"),
-        ({}, "does not tell"),
+        ({}, "does not record"),
         ({"kind": "ranks", "typed": ["run", "train.py"]}, "several ranks"),
     ],
 )
@@ -133,7 +133,7 @@ def test_what_changes_nothing_ends_after_the_first_turn_and_is_no_gain_of_zero(
     assert (found.outcome, found.reason, found.real) == (NOT_APPLICABLE, "Net: no convolutions", None)
     assert same.reason == "torch already computed with 2 threads"
     fake(monkeypatch, {"applied": [], "modules": []})
-    assert run(plan, "channels_last")[0].reason == "no module of torch was called"
+    assert run(plan, "channels_last")[0].reason == "no torch module was called"
 
 
 def test_what_is_for_inference_is_not_run_where_the_program_trains(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,8 @@ def test_history_counts_what_was_measured_on_this_machine(folder: Path) -> None:
     assert (found.tried, found.came_true, found.expected, found.median_off_percent) == (4, 3, 3, pytest.approx(50))
     assert (found.not_applicable, found.failed, found.elsewhere, found.damaged) == (1, 1, 1, 2)
     assert found.line == (
-        "4 pieces of advice were tried on this machine, 3 made the step faster; median error 50 % of the promise over 3"
+        "4 pieces of advice were tried on this machine, 3 made the step faster; median error 50 % of the prediction "
+        "over 3"
     )
     assert all(len(line) < 80 for line in trialtext.history(found).splitlines())
 
@@ -272,4 +273,4 @@ def test_a_program_is_tried_without_and_with_what_is_advised(
 @pytest.mark.parametrize("option", [["--turns", "20"], ["--program", "python train.py"]])
 def test_options_of_trials_are_refused_without_one(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "runs/none", *option]) == 2
-    assert f"{option[0]} is of trials: add --try 3" in capsys.readouterr().err
+    assert f"{option[0]} is for trials: add --try 3" in capsys.readouterr().err

@@ -315,7 +315,7 @@ def test_a_run_of_a_graph_is_joined_call_by_call(small_run: Path, known: Timings
 def test_a_run_of_something_else_is_refused(small_run: Path, known: Timings) -> None:
     torch = pytest.importorskip("torch")
     other = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Sigmoid(), torch.nn.MaxPool2d(2))
-    with pytest.raises(GraphError, match="is no run of"):
+    with pytest.raises(GraphError, match="is not a run of"):
         xsp.bound.of(other, torch.zeros(1, 3, 8, 8), trace=small_run, timings=known)
 
 
@@ -358,7 +358,7 @@ def test_a_run_whose_model_has_other_calls_here_is_bound_by_its_own_calls(
     monkeypatch.setattr(planned, "_planned", lambda trace: chain())
     found = xsp.bound.of(run, timings=known)
     assert found.graph.source is Source.SPANS
-    assert "that of its model does not fit" in found.problems[0]
+    assert "that of its model does not match" in found.problems[0]
     assert found.join is None
     with pytest.raises(GraphError, match="other shapes"):
         xsp.bound.of(chain(), trace=run, timings=known)
@@ -376,7 +376,7 @@ def test_a_saved_graph_of_one_run_is_paired_with_the_calls_of_another(known: Tim
 
 def test_a_run_is_not_compared_with_another_run(known: Timings) -> None:
     run = run_of(SEEN)
-    with pytest.raises(UsageError, match="is a run itself"):
+    with pytest.raises(UsageError, match="is itself a run"):
         xsp.bound.of(run, trace=run_of(SEEN), timings=known)
     assert xsp.bound.of(run, trace=run, timings=known).rungs["in_place"].sequential
 
@@ -459,10 +459,10 @@ def test_the_command_shows_one_screen(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--fill", "nothing"], "no duration"),
-        (["--fill", "0s"], "no duration"),
+        (["--fill", "nothing"], "not a duration"),
+        (["--fill", "0s"], "not a duration"),
         (["--device", "no such device"], "no ceiling of the device"),
-        (["--like", "beef"], "no one environment"),
+        (["--like", "beef"], "is not one environment"),
         (["--like", "beef", "--device", "H100"], "--like"),
     ],
 )

@@ -71,9 +71,9 @@ def test_a_table_fits_80_columns_and_says_what_is_covered(copy: Path, capsys: py
     shown = bench(capsys, copy / "t", f"{copy}/net.py:net", "--threads", "1")
     assert "100.0%  of the expected time" in shown
     assert "conv2d 1x3x16x16 8x3x3x3" in shown
-    assert "a call of a module" in shown
+    assert "per module call" in shown
     assert max(map(len, shown.splitlines()[3:])) <= 80
-    assert "0 of them or of holes now" in shown
+    assert "0 taken now" in shown
 
 
 def test_json_has_the_documented_keys(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,7 @@ def test_a_node_of_onnx_is_no_operator_of_torch_which_takes_no_process_to_say(
 ) -> None:
     monkeypatch.setattr("xsp.bench.plan.Turns", None)
     shown = bench(capsys, tmp_path / "t", relu_of_onnx(tmp_path), "--threads", "1", "--runtime", "torch")
-    assert "onnx::Relu: is a node of ONNX" in shown
+    assert "onnx::Relu: is an ONNX node" in shown
     assert "coverage        0.0%" in shown
     assert "missing" not in shown
     monkeypatch.setattr("xsp.bench.plan.has_onnx_runtime", lambda: False)
@@ -175,7 +175,7 @@ def test_symbolic_dimensions_of_a_file_get_sizes(tmp_path: Path, capsys: pytest.
         (["net.py:net", "--decode", "8"], "for language models of transformers"),
         (["--check"], "no timings of this machine"),
         (["--export", "x.parquet"], "no timings to export"),
-        (["--import", "x.parquet"], "no file of timings"),
+        (["--import", "x.parquet"], "not a file of timings"),
         (["--missing-of", "no-run"], "no such file"),
     ],
 )
@@ -197,7 +197,7 @@ def test_an_interrupt_is_said_in_one_line(
 
     monkeypatch.setattr("xsp.bench.fill", interrupted)
     assert main(["bench", f"{copy}/net.py:net", "--timings", str(copy / "t")]) == 130
-    assert "type it again to go on" in capsys.readouterr().err
+    assert "run it again to continue" in capsys.readouterr().err
 
 
 def test_holes_are_shown_with_their_reasons_and_as_null(copy: Path) -> None:

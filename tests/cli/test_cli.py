@@ -265,7 +265,7 @@ def test_an_interrupt_is_one_line_and_the_code_of_one(
     assert capsys.readouterr().err == "xsp: interrupted\n"
     monkeypatch.setattr("xsp.graph.corpus.collect", interrupted)
     assert main(["graph", "--all", "micro", "--out", str(tmp_path / "corpus")]) == 130
-    assert "type it again to go on" in capsys.readouterr().err
+    assert "run it again to continue" in capsys.readouterr().err
 
 
 def test_spark_reads_all_kinds_of_steps_and_takes_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,5 +177,5 @@ def test_a_run_ends_when_its_time_is_over() -> None:
     clock = VirtualClock()
     for schedule in (schedules.online(100), schedules.constant(100, 100)):
         found = drive(schedule, lambda number, batch: clock.advance(10 * MS), clock=clock, most_seconds=0.205)
-        assert found.stopped == "its time was over"
+        assert found.stopped == "the time limit was reached"
         assert 20 <= len(found) <= 22

@@ -291,7 +291,7 @@ def test_what_is_wrong_with_a_users_file_is_said_once(tmp_path) -> None:
     )
     for name, says in {
         "buidl": "mine.py has no function 'buidl'; did you mean build?",
-        "build": "mine.py:build is to take the batch size: def build(batch_size)",
+        "build": "mine.py:build must take the batch size: def build(batch_size)",
         "typo": "'int' object has no attribute 'no_such' in mine.py, line 2",
         "raises": "ValueError: of mine in mine.py, line 3",
     }.items():
@@ -308,7 +308,7 @@ def test_options_that_would_do_nothing_are_refused(tmp_path) -> None:
     assert graph.settings["batch"] is None  # nobody said which dimension it is
     graph.save(tmp_path / "kept.json")
     for what in (graph, tmp_path / "kept.json"):
-        with pytest.raises(UsageError, match="made already, which --batch, --input would not change"):
+        with pytest.raises(UsageError, match="a fixed step, which --batch, --input cannot change"):
             xsp.graph.of(what, batch=4, shape=(3,))
     for batch in (0, -2):
         with pytest.raises(UsageError, match=f"a batch of {batch} samples has no step"):

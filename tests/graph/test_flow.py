@@ -213,7 +213,7 @@ def test_a_graph_of_order_alone_and_one_of_nothing_have_measures() -> None:
     [
         (lambda text: text[: len(text) // 2], "damaged"),
         (lambda text: text.replace('"xsp_graph":1', '"xsp_graph":99'), "newer xsp"),
-        (lambda text: text.replace('"xsp_graph":1', '"other":1'), "no graph of xsp's"),
+        (lambda text: text.replace('"xsp_graph":1', '"other":1'), "not a graph that xsp saved"),
         (lambda text: text.replace("aten::relu", "aten::gelu"), "the key of a call"),
         (lambda text: text.replace('[0,1,"data"]', '[1,0,"data"]'), "an edge from 1 to 0"),
         (lambda text: text.replace('"nodes":', '"knots":'), "damaged"),

@@ -415,7 +415,7 @@ def test_a_graph_tells_after_it_was_read_again_what_it_told_before(tmp_path: Any
 def test_a_graph_that_does_not_tell_its_tensors_is_refused() -> None:
     from madegraphs import graph_of
 
-    with pytest.raises(GraphError, match="captured from a model"):
+    with pytest.raises(GraphError, match="a graph of a model does"):
         rewrite.of(graph_of(("aten::relu", ["x"], "y")))
     with pytest.raises(GraphError, match="no rule 'deaf'"):
         rewrite.of(recorded(torch.relu, X)[0], ["deaf"])
@@ -431,7 +431,7 @@ def test_the_command_shows_what_goes_and_keeps_the_graph_without_it(tmp_path: An
     assert max(map(len, shown.splitlines())) <= 80
     assert len(files.load(kept).nodes) == 49
     assert main(["graph", str(kept), "--rewrite"]) == 0
-    assert "nothing that it could do without" in capsys.readouterr().out
+    assert "no removable calls were found" in capsys.readouterr().out
 
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {

@@ -134,7 +134,7 @@ def test_a_folder_with_more_ranks_of_another_step_is_refused(tmp_path: Path) -> 
     sizes = [31 * MIB, 3 * MIB]
     chakra.write(prediction.predict(WORK, Job(4, LINK), fine=True), sizes, tmp_path)
     assert chakra.write(prediction.predict(WORK, Job(4, LINK), fine=True), sizes, tmp_path) == 4
-    with pytest.raises(OutputError, match=r"rank\.3\.et of a step on more ranks is there: name another folder"):
+    with pytest.raises(OutputError, match=r"has rank\.3\.et of a step on more ranks: name another folder"):
         chakra.write(prediction.predict(WORK, Job(2, LINK), fine=True), sizes, tmp_path)
 
 

@@ -111,7 +111,7 @@ def test_a_file_without_a_limit_of_bandwidth_is_refused_and_a_link_that_costs_no
     with pytest.raises(UsageError, match=r"link\.json: beta_s_per_byte is 0"):
         link(str(path))
     path.write_text('{"alpha_s": 0, "beta_s_per_byte": 0}')
-    assert "no limit of bandwidth" in link(str(path)).about
+    assert "unlimited bandwidth" in link(str(path)).about
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_the_attachment_ends_with_the_last_parameter(there: Running, tmp_path: P
         (lambda state: state.update(more=torch.ones(1)), "no place for more; pass strict=False"),
         (lambda state: state.update({"first.bias": torch.ones(6)}), r"first.bias is \[6\] in the file and \[5\]"),
         (lambda state: state.update({"first.bias": torch.ones(5).half()}), "float16 in the file and float32"),
-        (lambda state: state.update({"head.weight": torch.ones(7, 5)}), "tied, and differ"),
+        (lambda state: state.update({"head.weight": torch.ones(7, 5)}), "tied, but differ"),
         (lambda state: state.update({"norm.running_var": torch.ones(1)}), r"running_var is \[1\]"),
     ],
 )
@@ -483,8 +483,8 @@ def test_a_checkpoint_in_shards_is_attached_by_its_index_its_folder_or_its_keys(
 
 
 @pytest.mark.parametrize(("text", "reason"), [
-    ("{", "no index of safetensors files"),
-    ("[]", "no index of safetensors files"),
+    ("{", "not an index of safetensors files"),
+    ("[]", "not an index of safetensors files"),
     ('{"weight_map": {}}', "names no file"),
     ('{"weight_map": {"a": "../a.safetensors"}}', "is no name of a file beside it"),
     ('{"weight_map": {"a": 3}}', "is no name of a file beside it"),

@@ -177,7 +177,7 @@ def fill(
         BenchError: no time, no such runtime, torch is not installed, or timings cannot be written.
     """
     if not 0 < seconds < math.inf:
-        raise BenchError(f"a budget of {seconds:g} s times nothing: give seconds above 0, --budget 60s")
+        raise BenchError(f"a budget of {seconds:g} s is too short: give seconds above 0, --budget 60s")
     pairs: dict[str, tuple[Spec, int]] = {}
     for each in wanted:
         spec, count = each if isinstance(each, tuple) else (each, 1)
@@ -228,7 +228,7 @@ def refusal(spec: Spec) -> str:
         return ""
     nodes = [call.op for call in spec.block.calls if call.op.startswith("onnx::")]
     if nodes and spec.runtime == "torch":
-        return f"{nodes[0]} is a node of ONNX, no operator of torch"
+        return f"{nodes[0]} is an ONNX node, not an operator of torch"
     return without_inputs(spec.block)
 
 
@@ -246,12 +246,12 @@ def _check_runtimes(asked: Iterable[str]) -> None:
     for name in asked:
         if name == ONNX_RUNTIME and not has_onnx_runtime():
             raise BenchError(
-                "nodes of ONNX are timed by ONNX Runtime, which is missing: pip install 'xsp[onnxruntime]'"
+                "ONNX nodes are timed by ONNX Runtime, which is not installed: pip install 'xsp[onnxruntime]'"
             )
         if name not in known:
             raise BenchError(
                 f"there is no runtime {name!r}{nearest(name, known)}; there are {', '.join(known) or 'none'}; after an "
-                "update of xsp, install it anew: pip install -e ."
+                "update of xsp, reinstall it: pip install -e ."
             )
 
 

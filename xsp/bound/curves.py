@@ -124,7 +124,7 @@ def of(
     problems: list[str] = []
     if seen.is_elsewhere(run):
         raise GraphError(
-            f"{graph.name}: the run is of a device or of another processor, of which there are no timings here"
+            f"{graph.name}: the run is from a device or another processor, for which there are no timings here"
         )
     if run is not None:
         graph, *_ = planned.matched(graph, run, planned.is_trace(what), problems)

@@ -200,7 +200,7 @@ def differences(
             half = None if low.half_ns is None or high.half_ns is None else math.hypot(low.half_ns, high.half_ns)
             beyond = float(round(beyond_ns)) if below is Rung.IN_PLACE else 0.0
             if beyond:
-                found.append(Difference("device work of no call", below, above, beyond))
+                found.append(Difference("device work outside calls", below, above, beyond))
             found.append(Difference(name, below, above, high.sequential - low.sequential - beyond, half))
             continue
         ours, theirs = _counting(figures[below.value], counted), _counting(figures[above.value], counted)
@@ -221,7 +221,7 @@ def differences(
             - math.fsum(each.ns for each in found if (each.below, each.above) == (below, above))
         )
         if rest:
-            found.append(Difference("work of no call of the graph", below, above, rest))
+            found.append(Difference("work outside the graph", below, above, rest))
     return found
 
 

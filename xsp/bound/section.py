@@ -25,7 +25,7 @@ def section(bound: Bound) -> Section:
         parts.append(Chart("bars", "Ladder", "ms", tuple(NAMES[each] for each in ladder), (bars,)))
     if bound.differences:
         rows = tuple((each.name, NAMES[each.below], NAMES[each.above], _ms(each.ns)) for each in bound.differences)
-        parts.append(Table(("difference", "from", "to", "time_ms"), rows, "Differences, which add up exactly"))
+        parts.append(Table(("difference", "from", "to", "time_ms"), rows, "Differences; they add up exactly"))
     names, shown = _names(bound), _shown(bound)
     if shown and names:
         series = tuple(Series(name, tuple(_ms(dict(_steps(layer)).get(name)) for layer in shown)) for name in names)

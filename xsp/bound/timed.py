@@ -153,11 +153,11 @@ def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: boo
 def framework(graph: Graph, timings: Timings, threads: int) -> tuple[Figure | None, str]:
     """Return the time of the calls of modules and views in a step, and the reason if it is unknown."""
     if runtime_of(graph) != "torch":
-        return None, "a session of ONNX Runtime calls no modules"
+        return None, "ONNX Runtime calls no modules"
     found = [timings.get(spec.key) for spec in overheads(threads)]
     known = [each for each in found if each is not None and each.is_timed]
     if len(known) < len(found):
-        return None, "what calling an empty module and an empty operator costs is not timed"
+        return None, "the calls of an empty module and an empty operator are not timed"
     module, view = map(_figure, known)
     modules = 1 + module_calls(graph)
     views = sum(not node.computes for node in graph.nodes)

@@ -111,7 +111,7 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError("name a run, a trace or a model: xsp advise runs/demo")
     for option, value in (("--turns", given.turns), ("--program", given.program)):
         if value is not None and given.tries is None:
-            raise UsageError(f"{option} is of trials: add --try 3")
+            raise UsageError(f"{option} is for trials: add --try 3")
     with progress.shown(quiet=given.fill is None or given.quiet) as show:
         asked = advisor.asked_about(given.source, {**_settings(given), "progress": show})
         plan = None if given.tries is None else _plan(given, asked)
@@ -151,7 +151,7 @@ def _try(given: argparse.Namespace, found: Advised, plan: Plan) -> int:
     chosen = experiment.chosen(found.advice, given.tries)
     drawn = given.format == "table"
     if drawn:
-        progress.tell("\n" + (trialtext.head() if chosen else "none of it can be applied from outside: nothing to try"))
+        progress.tell("\n" + (trialtext.head() if chosen else "no advice can be tried without editing the code"))
     code = 0
     try:
         with progress.shown(given.quiet) as show:

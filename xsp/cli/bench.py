@@ -189,7 +189,7 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
         with progress.shown(quiet=False) as show:
             made = bench.fill(pairs, timings, seconds, show, again=given.again, started=starting.append)
     except KeyboardInterrupt:
-        progress.warn("xsp: interrupted; what was timed until the last sitting is kept: type it again to go on")
+        progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
         return INTERRUPTED
     told = found.name, pairs, timings, made, time.monotonic() - began, sum(starting)
     _show(given, text.filled(*told), text.filled_as_json(*told))
@@ -222,7 +222,7 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
             with progress.shown(quiet=False) as show:
                 made = links.fill(asked, timings, seconds, show, again=given.again)
         except KeyboardInterrupt:
-            progress.warn("xsp: interrupted; what was timed until the last sitting is kept: type it again to go on")
+            progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
             return INTERRUPTED
     found, left = links.known(asked, timings)
     told = given.source, timings, found, None if given.list else time.monotonic() - began, left, made
@@ -284,9 +284,9 @@ def _compact(given: argparse.Namespace, timings: Timings, seconds: float) -> tup
     from xsp.bench import text
 
     parts = timings.compact()
-    said = f"{len(timings):,} timings of this machine are one file; they were {parts}"
+    said = f"{len(timings):,} timings of this machine are now in one file; they were in {parts}"
     if parts and not timings:
-        said = f"the {parts} files of this machine stay as they are: none of their timings counts"
+        said = f"the {parts} files of this machine are unchanged: none of their timings is valid"
     content = {"timings": len(timings), "parts": parts, "problems": list(timings.problems)}
     return "\n".join([said, *text.problems(timings)]), content
 
@@ -295,7 +295,7 @@ def _export(given: argparse.Namespace, timings: Timings, seconds: float) -> tupl
     from xsp.bench import text
 
     count = timings.export(given.export)
-    said = f"{count:,} timings are in {given.export}; elsewhere: xsp bench --import FILE"
+    said = f"{count:,} timings written to {given.export}; on another machine: xsp bench --import FILE"
     return "\n".join([said, *text.problems(timings)]), {"exported": count, "problems": list(timings.problems)}
 
 

@@ -69,7 +69,7 @@ def run(given: argparse.Namespace) -> int:
     else:
         times = "once" if len(made) == 1 else f"{len(made)} times"
         by = agent.facts().name
-        progress.tell(f"{before.name}, made again {times} by {by}: {tables.judgement(judgement)}")
+        progress.tell(f"{before.name}, repeated {times} by {by}: {tables.judgement(judgement)}")
     return {"same": 0, "different": 1}.get(judgement.verdict.value, 3)
 
 
@@ -84,7 +84,7 @@ def _agent(given: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
     if given.ray is None:
         found = transports.named(given.agents or "process")
         if len(found) != 1:
-            raise UsageError("--agents: one agent reproduces a result, local or process")
+            raise UsageError("--agents: give one agent to reproduce a result, local or process")
         return found[0]
     there = evaluate_run.of_cluster(given.ray, None if given.agents is None else [given.agents])
     fit, reasons = agents.matching(manifest, there)

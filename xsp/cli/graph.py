@@ -18,7 +18,7 @@ examples:
   xsp graph file.py:model --by export --compare file.py:model    the graph of torch.export
   xsp graph torchvision:resnet50 --section runs/demo    add it to the report of a run
   xsp graph file.py:model --rewrite                     calls that could be removed
-  xsp graph --all torchvision,timm --out corpus         all models; type it again to continue
+  xsp graph --all torchvision,timm --out corpus         all models; run it again to continue
   xsp graph corpus                                      which layers they share
   xsp graph corpus --only 'torchvision:resnet*'         the same for some models
   xsp graph corpus --against latencies.csv              which measure correlates with latency
@@ -112,7 +112,7 @@ def run(given: argparse.Namespace) -> int:
     if given.all is not None:
         return _corpus(given)
     if given.out is not None:
-        raise UsageError("--out goes with --all; a single graph is written by --save FILE")
+        raise UsageError("--out is for --all; use --save FILE for a single graph")
     if os.path.isfile(Path(given.source) / corpus.FILE):  # the source may be too long for a path
         return _shared(given)
     if given.only is not None or given.against is not None:
@@ -174,7 +174,7 @@ def _rewritten(given: argparse.Namespace, first: Graph) -> int:
 
     others = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
     if others:
-        raise UsageError(f"--{others[0]}: not with --rewrite; keep the graph with --save FILE, and show that")
+        raise UsageError(f"--{others[0]}: not with --rewrite; save the graph with --save FILE, and show the file")
     found = rewrite.of(first)
     if given.save is not None:
         found.graph.save(given.save)
@@ -208,13 +208,13 @@ def _corpus(given: argparse.Namespace) -> int:
     typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
     typed += _of_one_step(given)
     if typed:
-        raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards")
+        raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards with xsp graph DIR")
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
     try:
         with progress.shown(quiet=False) as show:
             found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
     except KeyboardInterrupt:
-        progress.warn(f"xsp: interrupted; what was captured is kept in {given.out}: type it again to go on")
+        progress.warn(f"xsp: interrupted; finished graphs are kept in {given.out}: run it again to continue")
         return INTERRUPTED
     failed = [row for row in found if "error" in row]
     if given.format == "json":
@@ -241,7 +241,7 @@ def _shared(given: argparse.Namespace) -> int:
     typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
     typed += [*(["--train"] if given.train else []), *_of_one_step(given)]
     if typed:
-        raise UsageError(f"{', '.join(typed)}: for one model; a folder has its graphs already")
+        raise UsageError(f"{', '.join(typed)}: only for one model, not for a folder of graphs")
     patterns = tuple(filter(None, (given.only or "").split(",")))
     if given.against is not None:
         return _correlated(given, sharing.read(Path(given.source), patterns, graphs=False))

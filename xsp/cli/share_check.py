@@ -20,7 +20,7 @@ import json
 
 from xsp.cli import progress, share
 
-SUMMARY = "compare what is on devices with it"
+SUMMARY = "compare all weights on devices with the memory of the store"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -48,5 +48,5 @@ def run(given: argparse.Namespace) -> int:
                 f"{each['hits']:>5} hits  attached: {pids}  {each['source']}{corrupted}"
             )
     if not found["objects"]:
-        progress.tell("  nothing yet; xsp share put FILE, or attach to one")
+        progress.tell("  nothing yet; use xsp share put FILE, or attach a file")
     return 0

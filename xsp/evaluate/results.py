@@ -256,7 +256,7 @@ def read(path: Path) -> Result:
     """
     file = path / RESULT
     if not file.is_file():
-        raise ManifestError(f"{path}: no result of xsp evaluate; `xsp evaluate list` names them")
+        raise ManifestError(f"{path}: not a result of xsp evaluate; list them with `xsp evaluate list`")
     try:
         if file.stat().st_size > MOST_BYTES:
             raise ValueError("too large")
@@ -284,10 +284,10 @@ def named(name: str, store: Path) -> Result:
         return read(store / name)
     found = sorted(each for each in _places(store) if each.name.startswith(name)) if name else []
     if not found:
-        raise ManifestError(f"there is no result {name!r} in {store}; `xsp evaluate list` names them")
+        raise ManifestError(f"there is no result {name!r} in {store}; list them with `xsp evaluate list`")
     manifests = sorted({each.name[:DIGITS] for each in found})
     if len(manifests) > 1:
-        raise ManifestError(f"{name!r} begins {len(manifests)} manifests: {', '.join(manifests[:6])}; type more of it")
+        raise ManifestError(f"{name!r} begins {len(manifests)} manifests: {', '.join(manifests[:6])}; give more digits")
     return read(max(found, key=lambda each: (each.name[:DIGITS], int(each.name[DIGITS + 1 :]))))
 
 

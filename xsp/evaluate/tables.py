@@ -35,7 +35,7 @@ def listed(found: Sequence[Result]) -> str:
     if any("*" in row[5] for row in rows):
         notes.append("* the load was not as requested: stopped early, or its generator was late by over 1 %")
     if any("~" in row[5] for row in rows):
-        notes.append("~ times that a simulator said")
+        notes.append("~ times reported by a simulator")
     return "\n".join([table(head, rows, 3), *notes])
 
 
@@ -48,10 +48,10 @@ def rate(part: Mapping[str, Any]) -> str:
     """Return the result of a search for the highest rate as a sentence."""
     low, high = part["rate_low"], part["rate_high"]
     if low is None:
-        return "no rate held the limit"
-    between = f"{low:.4g} held, {high:.4g} did not" if high is not None else f"{low:.4g} and all below held"
+        return "no rate met the limit"
+    between = f"{low:.4g} met it, {high:.4g} did not" if high is not None else f"{low:.4g} and all below met it"
     likely = "" if part["rate_estimate"] is None else f"; most likely {part['rate_estimate']:.4g}"
-    return f"highest rate a second: {between}{likely} ({len(part['probes'])} rates tried)"
+    return f"highest rate per second within the limit: {between}{likely} ({len(part['probes'])} rates tried)"
 
 
 def figure(value: float | None) -> str:
@@ -107,7 +107,7 @@ def comparison(found: Comparison) -> str:
     if rows:
         lines += [table(("figure", "batch", "before", "after", "change"), rows, 1), ""]
     else:
-        lines += ["they have no batch size in common", ""]
+        lines += ["the results have no batch size in common", ""]
     lines += textwrap.wrap(f"outputs: {outputs(found)}", WIDTH, subsequent_indent="    ")
     for name, measures in found.divergences.items() if not found.equal_outputs else ():
         said = ", ".join(
@@ -126,7 +126,7 @@ def outputs(found: Comparison) -> str:
     """Return whether outputs are equal, or why that cannot be determined."""
     if found.constant_outputs:
         equal = "equal" if found.equal_outputs else "not equal"
-        return f"{equal}, and constant, so that they cannot be compared: {found.constant_outputs}"
+        return f"{equal}, and constant, so they cannot be compared: {found.constant_outputs}"
     return "equal bit for bit" if found.equal_outputs else "not equal"
 
 

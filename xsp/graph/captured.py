@@ -107,7 +107,7 @@ def _captured(spec: str, settings: Settings) -> Graph:
         if isinstance(built, models.Built):
             return _ready(spec, built, settings, device)
         if device == "meta":
-            raise GraphError("a function that does a step makes its own tensors")
+            raise GraphError("a function that runs a step creates its own tensors")
         built()
         return _Step(built, None)
 

@@ -67,7 +67,7 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
             problems.append(
                 Problem(
                     f"opset {each.version}",
-                    f"onnx {onnx.__version__} knows 1 to {newest}; operators are read as it knows them",
+                    f"onnx {onnx.__version__} supports 1 to {newest}; operators are read as defined there",
                 )
             )
     model = onnxshapes.inferred(onnx, model, problems)
@@ -93,7 +93,7 @@ def _read(onnx: Any, path: Path) -> Any:
     except Exception as error:  # protobuf's errors have no common class across its versions
         raise GraphError(f"{path}: the ONNX file is damaged ({onnxshapes.first_line(error)})") from error
     if not model.graph.node:
-        raise GraphError(f"{path}: this is no ONNX model, or one without nodes")
+        raise GraphError(f"{path}: not an ONNX model, or a model without nodes")
     return model
 
 
@@ -104,7 +104,7 @@ def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
     }
     for place in sorted(places):
         if not (path.parent / place).is_file():
-            yield Problem("weights", f"{place}, which holds weights, is missing; it is not needed for the graph")
+            yield Problem("weights", f"{place} with weights is missing; the graph does not need it")
 
 
 class _Reader:
@@ -144,13 +144,13 @@ class _Reader:
         for node in self.model.graph.node:
             self._take(node)
         if not self.nodes:
-            raise GraphError(f"{self.path}: nothing in it depends on an input")
+            raise GraphError(f"{self.path}: none of its nodes depends on an input")
         if self.unknown:
             named = ", ".join(self.unknown[:MOST_NAMED])
             more = f" and {len(self.unknown) - MOST_NAMED} more" if len(self.unknown) > MOST_NAMED else ""
-            self.problems.append(Problem("shapes", f"not known of what {named}{more} make"))
+            self.problems.append(Problem("shapes", f"unknown for the outputs of {named}{more}"))
         if self.held:
-            self.problems.append(Problem("graphs inside nodes", f"not looked into: {', '.join(self.held)}"))
+            self.problems.append(Problem("graphs inside nodes", f"not analysed: {', '.join(self.held)}"))
         stated: dict[str, Any] = {
             "batch": batch,
             "train": False,
@@ -178,7 +178,7 @@ class _Reader:
         for name in names:
             if name not in self.storage and name not in self.constants:
                 raise GraphError(
-                    f"{self.path}: the ONNX file is damaged ({_label(node)} reads {name}, which nobody made)"
+                    f"{self.path}: the ONNX file is damaged ({_label(node)} reads {name}, which no node makes)"
                 )
         if node.op_type in CONSTANTS and all(name in self.constants for name in names):
             self.stated += 1
@@ -224,7 +224,7 @@ class _Reader:
         for name in made:
             if view and node.op_type in VIEWS and self._conflicts(node, inputs, name):
                 raise GraphError(
-                    f"{self.path}: {_label(node)} fixes the batch that the file was made for; {self.fitting}"
+                    f"{self.path}: {_label(node)} fixes the batch size that the file was made with; {self.fitting}"
                 )
             if view:
                 self.storage[name] = self.storage.get(node.input[0], node.input[0])

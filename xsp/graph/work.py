@@ -189,7 +189,7 @@ def _summed(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
     """Return the operations of an einsum: a multiply-add per combination of indices (`...` included) and factor."""
     left = equation.replace(" ", "").partition("->")[0].split(",")
     if len(left) != len(shapes) or len(left) < 2:
-        return 0 if len(left) == 1 else _raise("not as many shapes as the equation has parts")
+        return 0 if len(left) == 1 else _raise("the number of shapes differs from that of the equation's operands")
     size: dict[str, int] = {}
     for part, shape in zip(left, shapes, strict=True):
         letters = part.replace("...", "")

@@ -55,7 +55,7 @@ def write(found: Predicted, sizes: Sequence[int], folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         more = next((each.name for each in folder.glob("rank.*.et") if _rank_of(each) >= len(classes)), None)
         if more is not None:
-            raise OutputError(f"{folder}: {more} of a step on more ranks is there: name another folder")
+            raise OutputError(f"{folder}: has {more} of a step on more ranks: name another folder")
         contents = {kind: content(found, sizes, kind) for kind in set(classes)}
         for rank, kind in enumerate(classes):
             with atomic.written(folder / f"rank.{rank}.et", flush=False) as beside:

@@ -55,7 +55,7 @@ class Link:
         """Reject constants that are negative, not finite, or too large."""
         for what in ("alpha", "beta", "gamma"):
             if seconds(getattr(self, what), f"{what} of the link {self.name}") > MOST_SECONDS:
-                raise UsageError(f"{what} of the link {self.name} is above {MOST_SECONDS:g} s, which is no link's")
+                raise UsageError(f"{what} of the link {self.name} is above {MOST_SECONDS:g} s, more than any link has")
 
     def shared(self, ranks: int) -> Link:
         """Return the link as seen by each of several ranks that all use it at the same time."""
@@ -64,7 +64,7 @@ class Link:
     @property
     def about(self) -> str:
         """The constants of the link in words, and their source."""
-        rate = f"{1e-9 / self.beta:.4g} GB/s" if self.beta else "no limit of bandwidth"
+        rate = f"{1e-9 / self.beta:.4g} GB/s" if self.beta else "unlimited bandwidth"
         return f"{self.name}: {self.alpha * 1e6:.4g} us, {rate}, {self.source}"
 
 
@@ -132,19 +132,19 @@ def link(text: str) -> Link:
 def _time(text: str) -> float:
     found = _TIME.fullmatch(text)
     if found is None or not _number(found[1]):
-        raise UsageError(f"{text!r} is no latency such as 5us or 5e-6")
+        raise UsageError(f"{text!r} is not a latency such as 5us or 5e-6")
     return float(found[1]) * _SECONDS[(found[2] or "").lower()]
 
 
 def _per_byte(text: str) -> float:
     found = _RATE.fullmatch(text)
     if found is None or not _number(found[1]):
-        raise UsageError(f"{text!r} is no rate such as 10GB/s or 25Gbit/s, and no seconds a byte such as 1e-10")
+        raise UsageError(f"{text!r} is neither a rate such as 10GB/s or 25Gbit/s nor seconds per byte such as 1e-10")
     value = float(found[1])
     _, prefix, binary, unit, of_bits, bits = found.groups()
     if unit is None and bits is None:
         if not 0 < value <= MOST_PER_BYTE:
-            raise UsageError(f"{text!r} without a unit is seconds a byte, which no link takes: write a rate, 10GB/s")
+            raise UsageError(f"{text!r} without a unit is seconds per byte, and too large: write a rate, 10GB/s")
         return value
     if not value:
         raise UsageError(f"{text!r}: a rate must be above 0")
@@ -164,7 +164,7 @@ def _of_file(path: Path) -> Link:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: no link can be read of it ({error})") from error
+        raise UsageError(f"{path}: no link can be read from it ({error})") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path}: a link is an object with alpha_s and beta_s_per_byte")
     alpha, beta, gamma = (
@@ -175,8 +175,8 @@ def _of_file(path: Path) -> Link:
         raise UsageError(f"{path}: alpha_s and beta_s_per_byte must be numbers")
     if not beta and alpha:
         raise UsageError(
-            f"{path}: beta_s_per_byte is 0, a link without a limit of bandwidth: write seconds a byte, "
-            "1e-10 for 10 GB/s, or 0 for alpha_s too, which is a link that costs nothing"
+            f"{path}: beta_s_per_byte is 0, which is unlimited bandwidth: write seconds per byte, 1e-10 for 10 GB/s, "
+            "or 0 for alpha_s too, for a link without cost"
         )
     name, source = (content.get(key) or absent for key, absent in (("name", path.stem), ("source", f"from {path}")))
     quoted = bool(content.get("quoted", False))
@@ -274,4 +274,4 @@ def scatter_seconds(over: Link, ranks: int, size: float) -> float:
 
 def _check(ranks: int) -> None:
     if not 1 <= ranks <= MOST_RANKS:
-        raise UsageError(f"{ranks} ranks: there are 1 to {MOST_RANKS:,}")
+        raise UsageError(f"{ranks} ranks: give 1 to {MOST_RANKS:,}")

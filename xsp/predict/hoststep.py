@@ -81,18 +81,18 @@ def of(trace: Trace, answers: Answers) -> OnHost:
     took = {row["phase"]: (row["ms"] or 0.0) / 1e3 for row in answers["phases"].dicts()}
     if not took.get(BACKWARD) or not took.get(FORWARD):
         raise AnalysisError(
-            f"{trace.name!r} holds no training step with a forward and a backward pass: record one, "
+            f"{trace.name!r} has no training step with a forward and a backward pass: record one, "
             "`xsp run train.py` or `xsp profile MODEL --train`"
         )
     waited = _waited_for_ranks(trace)
     if waited:
-        told.append(f"of the backward pass {waited * 1e3:.3g} ms are left out: collectives with nothing beside them")
+        told.append(f"removed: {waited * 1e3:.3g} ms of the backward pass, collectives that nothing overlaps")
     backward = max(0.0, took[BACKWARD] - waited)
     again, count = closures(trace), batches(trace)
     if again > 1:
         unknown.append(
-            f"how often gradients travel: the optimizer has them computed {again} times in a step, and each time "
-            "DistributedDataParallel sends them; here they travel once"
+            f"how often gradients are sent: the optimizer computes them {again} times in a step, and "
+            "DistributedDataParallel sends them each time; here they are sent once"
         )
     rows = _layers(trace)
     told.append(
@@ -105,7 +105,7 @@ def of(trace: Trace, answers: Answers) -> OnHost:
         unknown.append("modules: record with --levels M/L; all gradients arrive at the end of the backward pass")
     else:
         if not known:
-            unknown.append("backward of each layer: no operators were recorded, so it is spread as the forward pass is")
+            unknown.append("backward of each layer: no operators were recorded, so it is divided like the forward pass")
         layers = _in_order(rows, took[FORWARD] / own, backward, count)
     other = took.get(REST, 0.0) + took.get(BETWEEN, 0.0)
     return OnHost(

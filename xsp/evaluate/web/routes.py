@@ -176,7 +176,7 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
     def schema() -> Response:
         return json_response(manifest.schema())
 
-    @made.post("/api/check", summary="What is wrong with a manifest, and who can run it")
+    @made.post("/api/check", summary="Errors in a manifest, and agents that can run it")
     def check(asked: Asked) -> Response:
         read = _read(asked)
         fit, reasons = agents.matching(read.manifest, known)

@@ -146,7 +146,7 @@ async function watch(id) {
     if (over) [stop.hidden, bar.max] = [true, 1];
     if (now.error) said.replaceChildren(make("p", now.error, "error"));
     if (now.result) {
-      const done = link("its result", ofResult(now.result));
+      const done = link("result", ofResult(now.result));
       done.id = "result";
       said.replaceChildren(done);
     }

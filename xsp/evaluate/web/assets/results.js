@@ -173,7 +173,7 @@ function layers(each) {
   if (found.error) return [head, make("p", found.error, "warning")];
   const changed = found.rows.filter((row) => row.section === "layer").sort((a, b) => Math.abs(b.change_ms || 0) - Math.abs(a.change_ms || 0));
   const lines = changed.slice(0, LIMIT).map((row) => [row.name, row.a_ms, row.b_ms, row.change_percent === null ? null : signed(row.change_percent) + " %", row.verdict || ""]);
-  const told = changed.length > LIMIT ? [make("p", `and ${number(changed.length - LIMIT)} more, which changed by less`, "quiet")] : [];
+  const told = changed.length > LIMIT ? [make("p", `and ${number(changed.length - LIMIT)} more, with smaller changes`, "quiet")] : [];
   return [head, ...found.conclusion.map((line) => make("p", line)), ...(lines.length ? [rows(["layer", each.before + " ms", each.after + " ms", "change", "verdict"], lines, "layers")] : []), ...told];
 }
 
