@@ -193,6 +193,7 @@ def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
 
 
 _SENT_START = [column.name for column in _SENT].index("start_ns")
+_SENT_STEPS = [column.name for column in _SENT].index("steps")
 _FITS: Mapping[str, Callable[[Any], bool]] = {
     "INTEGER": lambda value: _is_whole(value, 31),
     "SMALLINT": lambda value: _is_whole(value, 15),
@@ -224,4 +225,6 @@ def _unpacked(rank: int, attributes: str) -> tuple[int, list[tuple[Any, ...]]]:
             raise ValueError(column.name)
     if not _is_whole(said[_END], 62):
         raise ValueError(_END)
+    if not all(columns[_SENT_STEPS]):  # figures are weighted by the steps of a row
+        raise ValueError("steps")
     return said[_END], [(rank, *row) for row in zip(*columns, strict=True)]
