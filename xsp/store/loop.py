@@ -80,6 +80,27 @@ def show(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
     return said
 
 
+def show_in_turn(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> tuple[list[str], dict[Path, int]]:
+    """Make the table `loop` of several runs of one program, with the steps of a run numbered after those before it.
+
+    Returns:
+        A sentence for each damaged file that was left out, and the number that was added to the steps of each run.
+    """
+    said: list[str] = []
+    added: dict[Path, int] = {}
+    number = 0
+    table.create(con, "loop_in_turn", LOOP_COLUMNS)
+    for run in runs:
+        said += show(con, [run])
+        added[run] = number
+        con.execute(f"INSERT INTO loop_in_turn SELECT * REPLACE (step + {number} AS step) FROM loop")
+        ((after,),) = con.execute("SELECT coalesce(max(step + steps), 0) FROM loop").fetchall()
+        number += max([int(after), *(int(file.stem) + 1 for file in rundir.segments(run))])
+    con.execute("DROP TABLE loop")
+    con.execute("ALTER TABLE loop_in_turn RENAME TO loop")
+    return said, added
+
+
 def _read(con: duckdb.DuckDBPyConnection, written: Path) -> None:
     there = {name for name, *_ in con.execute(f"DESCRIBE SELECT * FROM {table.parquet(written)}").fetchall()}
     chosen = ", ".join(
