@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
+
+import pytest
 
 from xsp import processes
 
@@ -30,6 +33,36 @@ def test_a_process_starts_while_a_thread_sets_variables() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_answers_are_lines_in_whatever_pieces_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = iter([b"on", b"e\ntwo\nth", b"ree\n", b"cut off", b""])
+    monkeypatch.setattr(processes, "start_python", lambda *_, **__: None)
+    asked = processes.Asked("")
+    monkeypatch.setattr("select.select", lambda *given: (given[0], [], []))
+    monkeypatch.setattr("os.read", lambda *_: next(pieces))
+    found = [asked.answer(0.0) for _ in range(4)]
+    monkeypatch.undo()
+    os.close(asked._answers)
+    assert found == [b"one", b"two", b"three", b""]
+
+
+def test_a_long_answer_takes_time_in_proportion_to_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    def took_s(length: int) -> float:
+        pieces = iter([b"." * 64] * (length // 64) + [b"\n"])
+        asked = processes.Asked("")
+        with monkeypatch.context() as patched:
+            patched.setattr("select.select", lambda *given: (given[0], [], []))
+            patched.setattr("os.read", lambda *_: next(pieces))
+            began_s = time.process_time()
+            assert len(asked.answer(0.0)) == length
+            taken_s = time.process_time() - began_s
+        os.close(asked._answers)
+        return taken_s
+
+    monkeypatch.setattr(processes, "start_python", lambda *_, **__: None)
+    short_s, long_s = (min(took_s(length) for _ in range(3)) for length in (1 << 18, 1 << 21))
+    assert long_s < 24 * short_s, "eight times as long, not 64 times"
 
 
 def test_a_process_has_the_variables_of_the_program() -> None:

@@ -116,7 +116,8 @@ class Asked:
             OSError: the process cannot be started.
         """
         self._answers, theirs = os.pipe()
-        self._read = b""
+        self._read = bytearray()
+        self._searched = 0  # bytes of it that hold no end of a line
         try:
             self._process = start_python(
                 code,
@@ -150,13 +151,16 @@ class Asked:
         Args:
             until: the deadline, a time of `time.monotonic`.
         """
-        while b"\n" not in self._read:
+        while (end := self._read.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._read)
             ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
             read = os.read(self._answers, 1 << 16) if ready else b""
             if not read:
                 return b""
             self._read += read
-        line, _, self._read = self._read.partition(b"\n")
+        line = bytes(self._read[:end])
+        del self._read[: end + 1]
+        self._searched = 0
         return line
 
     def has_ended(self) -> bool:

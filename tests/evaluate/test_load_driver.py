@@ -89,7 +89,7 @@ def test_a_row_of_several_steps_is_replayed_as_so_many_requests(monkeypatch: pyt
         {"step": 1, "start_ns": 500 * MS, "steps": 3, "dur_ns": 150.0 * MS, "before_ns": 50.0 * MS},
     ]
     of = with_loop(trace_of(spans("step s 0-100\nforward Net 0-90")), rows)
-    monkeypatch.setattr(schedules.runs, "load", lambda path: of)
+    monkeypatch.setattr("xsp.ingest.load.load", lambda path: of)
     assert schedules.times_from_run("run") == pytest.approx([0.0, 0.5, 0.7, 0.9])
 
 
