@@ -95,11 +95,19 @@ def _check_options(words: list[str], typed: str) -> None:
     for place, word in enumerate(words):
         if place and words[place - 1] == "-m":  # a module: what follows is its own
             return
-        option = word.partition("=")[0]
-        if option in _ITS_PLACE:
+        option = next((each for each in _options(word) if each in _ITS_PLACE), None)
+        if option is not None:
             raise UsageError(f"{typed!r}: omit {option}; `xsp compare` itself says where and how deep it records")
         if word.endswith(".py"):
             return
+
+
+def _options(word: str) -> list[str]:
+    """Return the options in a word: `--out=x` is `--out`, `-qo` is `-q` and `-o`, `-ox` is `-o` with its value."""
+    if word.startswith("--") or not word.startswith("-"):
+        return [word.partition("=")[0]]
+    letters = word[1:].partition("o")
+    return [f"-{letter}" for letter in letters[0] + letters[1]]
 
 
 def _interpreter(words: list[str], typed: str) -> tuple[tuple[str, ...], list[str]]:
