@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 _known: set[Callable[[], None]] = set()
@@ -99,6 +101,33 @@ def ending(code: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(-code).name
     return f"signal {-code}"
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised an error, which may interrupt any line of the main thread.
+
+    If it interrupted xsp, it is meant for the program all the same: `TimeoutError` of an alarm, for instance.
+    """
+    handlers, trace = set(_handlers()), error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _handlers() -> Iterator[CodeType]:
+    """Yield the code of the signal handlers that are installed now."""
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, partial):
+            handler = handler.func
+        if not callable(handler):  # it is left to the system, or to C
+            continue
+        for each in (handler, getattr(type(handler), "__call__", None)):
+            code = getattr(getattr(each, "__func__", each), "__code__", None)
+            if isinstance(code, CodeType):
+                yield code
 
 
 class Asked:
