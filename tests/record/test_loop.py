@@ -487,6 +487,17 @@ def test_the_parts_of_a_loop_may_be_taken_one_after_the_other_in_any_order(tmp_p
         assert steps_of(there) == steps_of(whole)
 
 
+def test_rows_of_a_rank_that_was_started_again_replace_all_rows_of_its_first_life(tmp_path: Path) -> None:
+    first = stored(tmp_path / "first", *(row(step, 9) for step in range(20)))
+    again = stored(tmp_path / "again", *(row(step, 9, start_ns=10**6 + 1000 * step, samples=4) for step in range(5)))
+    there = arrived([])
+    for each in (first, again):
+        table.create(there, "arrived")
+        table.insert(there, "arrived", list(loop.spans(each, RUN)))
+        assert loop.take(there, "arrived") == 0
+    assert steps_of(there) == steps_of(again)
+
+
 def _without_rows(part: Span) -> Span:
     said = json.loads(json.loads(part.attributes or "")["xsp.loop"])
     empty = {name: [] if isinstance(value, list) else value for name, value in said.items()}

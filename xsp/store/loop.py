@@ -179,7 +179,8 @@ def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
 def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
     """Add the rows that spans contain to the table `loop`; for each rank only the rows of the latest version.
 
-    A version may arrive in parts, in any order. Rows of an earlier version stay where the latest one has none.
+    A version may arrive in parts, in any order. Rows of an earlier version stay where the latest one has none, unless
+    they are of a process whose rank was started again: these began earlier, though their steps have higher numbers.
 
     Args:
         con: holds the tables `loop` and `source`.
@@ -207,8 +208,9 @@ def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
         if last is not None and end < int(last):
             continue
         for rows in filter(None, parts if last is not None else ()):
-            first, stop = min(row[1] for row in rows), max(row[1] + row[2] for row in rows)
+            (first, start_ns), stop = min((row[1], row[_START]) for row in rows), max(row[1] + row[2] for row in rows)
             con.execute("DELETE FROM loop WHERE rank = ? AND step < ? AND step + steps > ?", [rank, stop, first])
+            con.execute("DELETE FROM loop WHERE rank = ? AND step >= ? AND start_ns < ?", [rank, first, start_ns])
         table.insert(con, "loop", [row for rows in parts for row in rows], LOOP_COLUMNS)
     return wrong
 
