@@ -124,7 +124,7 @@ def _handlers() -> Iterator[CodeType]:
             handler = handler.func
         if not callable(handler):  # it is left to the system, or to C
             continue
-        for each in (handler, getattr(type(handler), "__call__", None)):
+        for each in (handler, type(handler).__call__):
             code = getattr(getattr(each, "__func__", each), "__code__", None)
             if isinstance(code, CodeType):
                 yield code

@@ -207,10 +207,10 @@ def _clear(run: Path) -> None:
         for file in [*(run / SECTIONS).glob("*.json"), *(run / SECTIONS).glob(".*.part")]:
             file.unlink(missing_ok=True)
         _remove_empty(run / SECTIONS)
-    halves = [entry.name for entry in run.iterdir() if atomic.HALF.fullmatch(entry.name) and not entry.is_dir()]
-    for name in (RUN_FILE, MERGED_FILE, LOOP_FILE, LOOP_ROWS, DELIVERY_FILE, JOB_FILE, "progress.json", "report.html",
-                 *halves):  # fmt: skip
+    for name in (RUN_FILE, MERGED_FILE, LOOP_FILE, LOOP_ROWS, DELIVERY_FILE, JOB_FILE, "progress.json", "report.html"):
         (run / name).unlink(missing_ok=True)
+    for half in [entry for entry in run.iterdir() if atomic.HALF.fullmatch(entry.name) and not entry.is_dir()]:
+        half.unlink(missing_ok=True)
 
 
 def _remove_empty(directory: Path) -> None:

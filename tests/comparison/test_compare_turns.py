@@ -70,6 +70,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("xsp run --step work train.py --out x", "run", ("--step", "work", "train.py", "--out", "x")),
         ("xsp run -m pkg.train -o mine", "run", ("-m", "pkg.train", "-o", "mine")),
         ("xsp run train.py -omine", "run", ("train.py", "-omine")),
+        ("xsp run python -Wignore train.py", "run", ("python", "-Wignore", "train.py")),
         ("torchvision:resnet18 --batch 8", "profile", ("torchvision:resnet18", "--batch", "8")),
         ("nets/mine.py:build", "profile", ("nets/mine.py:build",)),
         ("xsp profile timm:vit_tiny", "profile", ("timm:vit_tiny",)),

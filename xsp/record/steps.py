@@ -355,6 +355,7 @@ class Step:
             steps.storing.lost += self.turn.kept and steps.storing.accounted == before
             if not isinstance(error, Exception) or processes.raised_by_handler(error):  # meant for the program
                 self._drop()
+                steps.blocks.drop(self.since_ns)
                 steps.waited_ns = 0
                 steps.collecting.note("xsp", f"{type(error).__name__} came while a step was stored: counted as lost")
                 raise
