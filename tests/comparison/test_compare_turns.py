@@ -69,6 +69,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("torchrun --nproc-per-node 2 train.py", "run", ("torchrun", "--nproc-per-node", "2", "train.py")),
         ("xsp run --step work train.py --out x", "run", ("--step", "work", "train.py", "--out", "x")),
         ("xsp run -m pkg.train -o mine", "run", ("-m", "pkg.train", "-o", "mine")),
+        ("xsp run train.py -omine", "run", ("train.py", "-omine")),
+        ("xsp run python -Wignore train.py", "run", ("python", "-Wignore", "train.py")),
         ("torchvision:resnet18 --batch 8", "profile", ("torchvision:resnet18", "--batch", "8")),
         ("nets/mine.py:build", "profile", ("nets/mine.py:build",)),
         ("xsp profile timm:vit_tiny", "profile", ("timm:vit_tiny",)),
@@ -99,6 +101,10 @@ def test_an_interpreter_with_its_place_its_options_and_variables_before_it_are_k
         ("python 'train.py", "No closing quotation"),
         ("xsp run --out here train.py", "omit --out"),
         ("torchvision:resnet18 --levels=M", "omit --levels"),
+        ("xsp run -oruns/x train.py", "omit -o;"),
+        ("xsp run -o=runs/x train.py", "omit -o;"),
+        ("torchvision:resnet18 -oruns/x", "omit -o;"),
+        ("xsp profile -qoruns/x micro:mlp", "omit -q;"),
     ],
 )
 def test_what_cannot_be_run_in_turns_is_said(typed: str, said: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from xsp.errors import UsageError
 from xsp.evaluate.load import Requests, VirtualClock, drive, latencies, schedules, simulate
+from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
 
@@ -80,6 +81,16 @@ def test_a_run_is_replayed_at_the_times_of_its_steps(small_run: Path) -> None:
     assert times[0] == 0
     assert len(times) >= 3
     assert times == sorted(times)
+
+
+def test_a_row_of_several_steps_is_replayed_as_so_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"step": 0, "start_ns": 0, "dur_ns": 100.0 * MS},
+        {"step": 1, "start_ns": 500 * MS, "steps": 3, "dur_ns": 150.0 * MS, "before_ns": 50.0 * MS},
+    ]
+    of = with_loop(trace_of(spans("step s 0-100\nforward Net 0-90")), rows)
+    monkeypatch.setattr("xsp.ingest.load.load", lambda path: of)
+    assert schedules.times_from_run("run") == pytest.approx([0.0, 0.5, 0.7, 0.9])
 
 
 @pytest.mark.parametrize(

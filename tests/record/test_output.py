@@ -219,6 +219,24 @@ def test_a_rank_that_torchrun_starts_again_replaces_its_run_of_the_attempt_befor
         pass
 
 
+def test_ranks_that_a_job_no_longer_has_after_a_restart_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `xsp run torchrun --nnodes 1:2`, when one of two nodes is lost."""
+    monkeypatch.setenv(output.JOB_VARIABLE, str(tmp_path))
+    settings: dict[str, Any] = {**BARE, "out": tmp_path / "job", "next_free": False, "needs_run": True}
+    for attempt, ranks in enumerate((3, 2)):
+        for rank in range(ranks):
+            said = {"WORLD_SIZE": ranks, "RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RESTART_COUNT": attempt}
+            for name, value in said.items():
+                monkeypatch.setenv(name, str(value))
+            with profile.of(Settings(**settings)) as prof, prof.step():
+                pass
+    assert [part.name for part in rundir.rank_parts(tmp_path / "job")] == ["rank-0000", "rank-0001"]
+    assert not (tmp_path / "job" / "rank-0002").exists()
+    assert "restarted with 2 ranks: removed rank-0002 of the previous attempt" in capsys.readouterr().err
+
+
 def test_a_block_that_is_entered_again_counts_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prof, places = profile("train", out=tmp_path / "run", **BARE), []
     for epoch in range(3):

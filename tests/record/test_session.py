@@ -839,3 +839,97 @@ def test_a_block_that_was_not_entered_says_so_once(
             pass
     assert capsys.readouterr().err.count("'forgotten' was not entered; write `with xsp.profile") == said
     assert not (tmp_path / "run").exists()
+
+
+class Interrupted(Collector):
+    """Raises a signal once, where it is told to, and has a span of each step."""
+
+    name, levels = "interrupted", (Level.MODEL,)
+
+    def __init__(self, where: str) -> None:
+        self.where, self.is_armed, self.on = where, False, False
+        self._seen: list[Span] = []
+        self._began_ns = self._steps = 0
+
+    def _reach(self, place: str) -> None:
+        if self.is_armed and place == self.where:
+            self.is_armed = False
+            signal.raise_signal(signal.SIGUSR1)
+            for _ in range(1000):  # the handler runs between two of its turns at the latest
+                pass
+
+    def start(self, rung: Level, describe: bool) -> None:
+        self._reach("start")
+        self.on, self._began_ns = True, time.perf_counter_ns()
+
+    def settle(self) -> None:
+        self._reach("settle")
+
+    def stop(self) -> None:
+        self._reach("stop")
+        if self.on:
+            span = Span(level=Level.MODEL, kind="forward", name=f"work {self._steps}", start_ns=self._began_ns,
+                        dur_ns=1, collector=self.name)  # fmt: skip
+            self._seen.append(span)
+            self._steps += 1
+        self.on = False
+
+    def spans(self) -> list[Span]:
+        self._reach("spans")
+        seen, self._seen = self._seen, []
+        return seen
+
+
+@pytest.fixture
+def alarmed():
+    """Handlers of two signals that raise, as those of a program with a time limit do."""
+
+    def raise_it(*_):
+        raise TimeoutError("the batch took too long")
+
+    numbers = (signal.SIGUSR1, signal.SIGALRM)
+    before = [signal.signal(number, raise_it) for number in numbers]
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("where", ["start", "settle", "stop", "spans"])
+def test_what_a_signal_handler_raises_in_xsp_reaches_the_program_and_costs_one_step(tmp_path, alarmed, where):
+    collector = Interrupted(where)
+    with xsp.profile(
+        "p", out=tmp_path / "run", levels="M", warmup=0, settle=False, samples=False, collectors=[collector]
+    ) as prof:
+        with prof.step():
+            pass
+        collector.is_armed = where == "start"
+        with pytest.raises(TimeoutError, match="took too long"), prof.step():
+            collector.is_armed = True
+        assert not collector.on
+        with prof.step():
+            pass
+    trace = xsp.load(tmp_path / "run")
+    assert (prof.steps_stored, prof.steps_lost) == (2, int(where != "start"))
+    assert trace.run.collectors == ("interrupted",), "it is not at fault"
+    assert trace.sql("SELECT count(*) FROM spans WHERE kind = 'forward' GROUP BY step").fetchall() == [(1,), (1,)]
+    told = [note["text"] for note in trace.run["notes"]]
+    assert any("TimeoutError came while a step was stored" in text for text in told) == (where != "start")
+
+
+def test_an_alarm_while_a_step_is_stored_reaches_the_program_and_the_next_step_is_stored(tmp_path, alarmed):
+    with xsp.profile(
+        "p", out=tmp_path / "run", levels="M", warmup=0, settle=False, samples=False, collectors=[]
+    ) as prof:
+        with prof.step():
+            pass
+        os.kill(prof._writer.process, signal.SIGSTOP)
+        try:
+            with pytest.raises(TimeoutError, match="took too long"), prof.step():
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+        finally:
+            os.kill(prof._writer.process, signal.SIGCONT)
+        assert not prof._writer.gone, "the program ran out of time, not the process that stores"
+        with prof.step():
+            pass
+    assert (prof.steps_stored, prof.steps_lost, prof._writer.failed) == (2, 1, None)

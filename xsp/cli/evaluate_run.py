@@ -62,6 +62,14 @@ def running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster with the agents; auto finds it")
     parser.add_argument("--trace", default="", metavar="LEVELS", help="also record a trace: M, M/L or M/L/G")
     parser.add_argument("--bound", action="store_true", help="also compute the bound of a batch, see xsp bound")
+    labelled(parser)
+    stored(parser)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def labelled(parser: argparse.ArgumentParser) -> None:
+    """Add the option of every command whose agents are on this machine."""
     parser.add_argument(
         "--label",
         action="append",
@@ -70,9 +78,6 @@ def running(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="label of this machine that hardware.labels of a manifest can require",
     )
-    stored(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
 def stored(parser: argparse.ArgumentParser) -> None:

@@ -157,7 +157,7 @@ class _Row:
     def add(self, row: Series) -> None:
         self.figures.append(series.figure(row))
         self.calls += [row.calls] if row.calls is not None else []
-        self.steps += len(row.values)
+        self.steps += row.repeats
 
 
 def side(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> list[Series]:

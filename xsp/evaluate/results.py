@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from xsp import table
+from xsp import atomic, table
 from xsp.errors import ManifestError
 from xsp.evaluate import yamltext
 from xsp.evaluate.agents import Facts
@@ -166,6 +166,7 @@ def staging(store: Path, identity: str) -> Iterator[Path]:
     """
     try:
         store.mkdir(parents=True, exist_ok=True)
+        atomic.remove_stale(store)
         beside = store / f".{identity[:DIGITS]}.{os.getpid()}-{time.monotonic_ns()}.part"
         beside.mkdir()
     except OSError as error:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xsp import cached, causal, models
+from xsp.cost.held import bytes_of
 from xsp.errors import GraphError, ModelError
 from xsp.graph import files
 from xsp.graph.node import Graph, Problem, Role, Source
@@ -286,7 +287,7 @@ def check_memory(model: Any) -> None:
     import torch
 
     held = [each for each in (*model.parameters(), *model.buffers()) if not torch.nn.parameter.is_lazy(each)]
-    needed = sum(each.numel() * each.element_size() for each in held)
+    needed = sum(map(bytes_of, held))
     free = _free_bytes()
     if free is not None and needed > free // 2:
         raise GraphError(f"its weights take {needed / 2**30:.1f} GiB, more than half of the {free / 2**30:.1f} free")

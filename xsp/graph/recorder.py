@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xsp.cost.held import elements_of
 from xsp.errors import GraphError
 from xsp.graph import keys
 from xsp.graph.modules import Modules
@@ -306,7 +307,9 @@ class Recorder(TorchDispatchMode):
 
     def _bytes(self, tensor: Any) -> int | None:
         try:
-            return None if tensor.is_nested else int(tensor.untyped_storage().nbytes())
+            if tensor.is_nested:
+                return None
+            return int(getattr(tensor, "_local_tensor", tensor).untyped_storage().nbytes())  # a shard's, of a DTensor
         except (NotImplementedError, RuntimeError):
             return None
 
@@ -358,7 +361,7 @@ class Recorder(TorchDispatchMode):
             place = (storage, 0 if parameter.layout is not torch.strided else parameter.storage_offset())
             if (*place, *parameter.shape) not in self._counted:
                 self._counted.add((*place, *parameter.shape))
-                self.parameters += parameter.numel()
+                self.parameters += elements_of(parameter)
         for each in module.modules():
             for value in vars(each).values():
                 if isinstance(value, torch.ScriptObject) and ("object", id(value)) not in self._counted:

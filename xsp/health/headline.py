@@ -166,20 +166,20 @@ def _cold(trace: Trace) -> Iterator[Finding]:
 
 def _drifts(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning."""
-    alike = f"WITH {UNDISTURBED}, alike_bare AS (SELECT step, dur_ns FROM undisturbed WHERE {OF_ALIKE})"
+    alike = f"WITH {UNDISTURBED}, alike_bare AS (SELECT * FROM undisturbed WHERE {OF_ALIKE})"
     ((count,),) = trace.con.execute(f"{alike} SELECT count(*) FROM alike_bare").fetchall()
     if count < FEW:
         return
-    rows = trace.con.execute(f"{alike} SELECT step, dur_ns FROM alike_bare ORDER BY step").fetchall()
-    steps, durations = zip(*rows, strict=True)
+    rows = trace.con.execute(f"{alike} SELECT step, dur_ns, steps FROM alike_bare ORDER BY step").fetchall()
+    steps, durations, counts = zip(*rows, strict=True)
     change = _change(durations)
     if change is None:
         return
     cold = _warms_up(steps, durations) if change < 0 else 0
     if cold:
         times = summary.percentile(durations[:cold], 0.5) / summary.percentile(durations[cold:], 0.5)
-        text = f"the first {cold} of the {len(steps)} unrecorded steps take {times:.2g} times as long as the others: "
-        text += "the program warms up, and the loop's figures include that; run more steps"
+        text = f"the first {sum(counts[:cold])} of the {sum(counts)} unrecorded steps take {times:.2g} times as long "
+        text += "as the others: the program warms up, and the loop's figures include that; run more steps"
         yield Finding(Severity.NOTE, "warm-up", text)
         return
     more = "longer" if change > 0 else "shorter"
@@ -211,15 +211,15 @@ def _warms_up(steps: Sequence[int], durations: Sequence[float]) -> int:
 
 def _uncertain(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if steady steps differ so much that the latency of a step is uncertain."""
-    steps = [each.dur_ns for each in iterations.steady_steps(trace.con, trace.run)]
-    ends = summary.drifting_interval(steps)
+    steps = iterations.steady_steps(trace.con, trace.run)
+    ends = iterations.spread_interval(steps)
     if ends is None:
         return
-    middle = summary.trimmed_mean(steps)
+    middle = iterations.mean_ns(steps)
     if ends.hi - ends.lo > 2 * WIDE * middle:
         text = (
-            f"from {len(steps)} steady steps the step's latency is only known to be between {ends.lo / 1e6:.3g} and "
-            f"{ends.hi / 1e6:.3g} ms: the steps vary too much for so short a run; "
+            f"from {iterations.count_of(steps)} steady steps the step's latency is only known to be between "
+            f"{ends.lo / 1e6:.3g} and {ends.hi / 1e6:.3g} ms: the steps vary too much for so short a run; "
             "run more steps, on an otherwise idle machine"
         )
         yield Finding(Severity.WARNING, "latency", text, "B")

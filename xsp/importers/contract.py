@@ -11,6 +11,7 @@ and a span id, so a span that is read twice counts once. Rows of a source withou
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,9 @@ CPU_SAMPLES = "frames of samples of the CPU"
 """The same for host data of Nsight Systems; recording the backtraces of CUDA calls slows the launching calls down."""
 
 _GZIP = b"\x1f\x8b"
+_TASKS = re.compile(rb"[\x80-\xff]{0,2}[\x00-\x7f]\x0a[\x05-\x0f]\d+\.\d+\.\d+")
+"""Beginning of Chakra's binary form: the length of the first message, and in it the version of the schema."""
+
 _MOST_REASONS = 100
 """Maximum number of reasons that are listed; a source can have as many as it has spans."""
 
@@ -252,6 +256,12 @@ def find(source: str) -> Importer:
             continue
         if recognised:
             return found
+    if _TASKS.match(head):
+        raise TraceError(
+            f"{source}: an execution trace of tasks for simulators (Chakra's binary form, as `xsp predict --chakra` "
+            "writes it), without spans and operators; give the run that it was made from, or the JSON that "
+            "torch.profiler.ExecutionTraceObserver writes"
+        )
     if unusable:
         raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")
     known = ", ".join(plugins.names(GROUP))

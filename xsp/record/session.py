@@ -15,7 +15,7 @@ from xsp import clock, identity, plugins, processes, rundir
 from xsp.collector import Collector, Kernels
 from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
-from xsp.record import blocks, description, output
+from xsp.record import blocks, description, marks, output
 from xsp.record import budget as budgets
 from xsp.record.calibration import context_cost
 from xsp.record.collecting import Listener
@@ -23,7 +23,7 @@ from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
 from xsp.record.settings import Settings, named, whole
-from xsp.record.steps import UNCLOSED, Marks, Step, Steps
+from xsp.record.steps import UNCLOSED, Step, Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
 from xsp.subjects import Subjects
@@ -141,7 +141,7 @@ class profile:
         account = Account()
         schedule = budgets.schedule_of(settings, account, alone=not output.is_one_of_several())
         self._steps = Steps(settings.name, schedule, account, settings.batch_size)
-        self._marks = Marks(self._steps)
+        self._marks = marks.Marks(self._steps)
         self.doubt: str | None = None
         """Why the whole program may look like one step, set by what finds the steps; shown if no step is stored."""
 

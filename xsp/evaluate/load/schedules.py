@@ -162,16 +162,24 @@ def times_from_file(path: str | os.PathLike[str]) -> list[float]:
 def times_from_run(path: str | os.PathLike[str]) -> list[float]:
     """Return the start times of a run's steps, in seconds from the first; the steps of a service are its requests.
 
-    Unrecorded steps count, if the run has their times.
+    Unrecorded steps count, if the run has their times. Steps of which the run has only the mean times start at equal
+    distances.
 
     Raises:
-        As `xsp.load`; UsageError: the run has no steps.
+        As `xsp.load`; UsageError: the run has no steps, or more than `MOST_REQUESTS`.
     """
     trace = runs.load(path)
     known = trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall()
     tables = [f"SELECT start_ns FROM spans WHERE kind = '{Kind.STEP}' AND start_ns IS NOT NULL ORDER BY 1"]
     if known:
-        tables.insert(0, "SELECT start_ns FROM loop WHERE start_ns IS NOT NULL ORDER BY 1")
+        ((steps,),) = trace.con.execute("SELECT coalesce(sum(steps), 0)::BIGINT FROM loop").fetchall()
+        _positive(max(1, steps), "steps to replay")
+        start = "start_ns + (place * (dur_ns + coalesce(before_ns, 0)))::BIGINT"
+        tables.insert(
+            0,
+            f"SELECT unnest(list_transform(range(steps), lambda place: {start})) FROM loop "
+            "WHERE start_ns IS NOT NULL ORDER BY 1",
+        )
     starts = next((found for each in tables if (found := trace.con.execute(each).fetchall())), [])
     if not starts:
         raise UsageError(f"{os.fspath(path)} has no step, so there is nothing to replay")
