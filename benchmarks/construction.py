@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         _measure(text, graphs[text], kept, timings, sizes, options)
         report = _report(graphs, kept, timings, sizes, how, options.batch)
         report.notes += lacking.notes
-        report.whole = lacking.whole
+        report.whole = lacking.whole and bool(graphs)
         report.notes.append(f"Measured: {len(graphs)} of {len(wanted)} models.")
     report.finish(options)
 
