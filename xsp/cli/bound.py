@@ -138,9 +138,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Compute the bound, and show or write it."""
     from xsp import bound as bounds
-    from xsp.bound import section, text
+    from xsp.bound import phases, section, text
     from xsp.report import html
 
+    options.check_writable(given.html)
     if isinstance(given.decode, tuple) or isinstance(given.prefill, tuple):
         return _language(given)
     if given.measure is not None or given.skew is not None:
@@ -160,6 +161,7 @@ def run(given: argparse.Namespace) -> int:
             granularity=given.construct,
             partial=given.partial,
             progress=show,
+            **({"check": phases.check} if given.phases else {}),
             **_of_step(given),
         )
     if given.phases:
