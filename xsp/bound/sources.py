@@ -63,7 +63,7 @@ def of(
     threads: int | None = None,
     partial: bool = False,
     progress: Progress = lambda what, done, total: None,
-    check: Callable[[Graph], None] = lambda graph: None,
+    check: Callable[[Graph], None] | None = None,
     **of_model: Any,
 ) -> Bound:
     """Return the bound of a step: the ladder from the peak rates of the machine to the measured time, in nanoseconds.
@@ -104,7 +104,8 @@ def of(
     pairs = None
     if found is not None:
         graph, calls, pairs = planned.matched(graph, found, planned.is_trace(what), notes)
-    check(graph)
+    if check is not None:
+        check(graph)
     parts = _Parts(graph, found, partial, processes.cores(), tuple(node.computes for node in graph.nodes), join=pairs)
     parts.problems += [*notes, *(f"{each.where}: {each.reason}" for each in graph.problems)]
     if found is not None:

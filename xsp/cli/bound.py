@@ -163,7 +163,7 @@ def run(given: argparse.Namespace) -> int:
             granularity=given.construct,
             partial=given.partial,
             progress=show,
-            **({"check": phases.check} if given.phases else {}),
+            check=phases.check if given.phases else None,
             **_of_step(given),
         )
     if given.phases:
