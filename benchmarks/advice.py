@@ -139,17 +139,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         out.mkdir(parents=True, exist_ok=True)
         wanted = [*names, *(f"{name} --mended" for name in names if name in SOUND)]
         until = math.inf if options.seconds is None else time.monotonic() + options.seconds
-        found = {
-            text: _answer(text, out, options)
-            for text in wanted
-            if time.monotonic() < until or _path(text, out).exists()
-        }
+        found: dict[str, dict[str, Any]] = {}
+        interrupted = False
+        try:
+            for text in wanted:
+                if time.monotonic() < until or _path(text, out).exists():
+                    found[text] = _answer(text, out, options)
+            for name in names:
+                if name in found and time.monotonic() < until and not options.no_try:
+                    found[name] = _with_mended(name, found[name], out, options)
+        except KeyboardInterrupt:
+            interrupted = True
     flawed = {text: answer for text, answer in found.items() if " " not in text}
-    for name, answer in flawed.items():
-        if time.monotonic() < until and not options.no_try:
-            flawed[name] = _with_mended(name, answer, out, options)
     clean = {text.split()[0]: answer for text, answer in found.items() if " " in text}
     report = _report(flawed, clean, options)
+    if interrupted:
+        report.part("interrupted: the figures are of what was measured before")
     if left := len(wanted) - len(found):
         report.notes.append(f"{left} of {len(wanted)} programs are left: run it again with the same --out")
     report.finish(options)
@@ -181,7 +186,7 @@ def _answer(text: str, out: Path, options: argparse.Namespace) -> dict[str, Any]
             with _as_installed(name):
                 found = _asked(name, mended, place, out / "timings", options)
         except (XspError, subprocess.SubprocessError) as error:
-            found = {"error": str(error).splitlines()[0]}
+            found = {"error": next(iter(str(error).splitlines()), "") or type(error).__name__}
         path.write_text(json.dumps(found), encoding="utf-8")
     return found
 

@@ -60,8 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__, rounds=3)
     made.add_argument("--models", type=int, help=f"how many, chosen by the seed (default: {SAMPLE}, quick: {QUICK})")
     made.add_argument("--all", action="store_true", help="all models")
-    made.add_argument("--sources", nargs="+", default=list(SOURCES), help=f"(default: {' '.join(SOURCES)})")
-    made.add_argument("--out", type=Path, help="keep graphs and measures here, and continue from them")
+    made.add_argument(
+        "--sources", nargs="+", default=list(SOURCES), choices=list(GOAL), help=f"(default: {' '.join(SOURCES)})"
+    )
+    made.add_argument("--out", type=Path, help="keep graphs and measures here, and go on from what is there")
     options = turns.parse(made, arguments)
     wanted = None if options.all else options.models or (QUICK if options.quick else SAMPLE)
     specs = chosen(options.sources, wanted, options.seed)

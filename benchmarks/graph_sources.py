@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from parts import turns
 
 import xsp
 from xsp import models
+from xsp.errors import XspError
 from xsp.graph import keys, observed
 from xsp.graph.node import Graph, Why
 
@@ -60,7 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kept = _Kept((options.out or Path(folder)) / FILE)
         for source, make in (("execution trace", _observed), ("program", _program)):
             wanted = len(specs) if options.models else QUICK if options.quick else GOALS[source]
-            _add(report, source, _compare(source, make, specs, wanted, until, kept))
+            rows: list[Row] = []
+            with report.until_interrupted():
+                rows.extend(_compare(source, make, specs, wanted, until, kept))
+            _add(report, source, rows)
+            if not report.whole:
+                break
     report.finish(options)
 
 
@@ -87,29 +93,32 @@ class _Kept:
         return row
 
 
-def _compare(source: str, make: Made, specs: Sequence[str], wanted: int, until: float, kept: _Kept) -> list[Row]:
-    """Return the rows of `wanted` comparable models and of failed ones; fewer if the time ends first."""
-    rows: list[Row] = []
+def _compare(source: str, make: Made, specs: Sequence[str], wanted: int, until: float, kept: _Kept) -> Iterator[Row]:
+    """Yield the rows of `wanted` comparable models and of failed ones; fewer if the time ends first."""
+    rows = compared = 0
     for spec in specs:
-        if sum("keys" in row for row in rows) >= wanted:
+        if compared >= wanted:
             break
         found = kept.rows.get((source, spec))
         if found is None and time.monotonic() < until:
             found = kept.add({"source": source, "model": spec, **_row(source, make, spec)})
-            turns.say(f"{source} {len(rows) + 1} {spec} {found.get('differs') or found.get('error') or ''}")
+            turns.say(f"{source} {rows + 1} {spec} {found.get('differs') or found.get('error') or ''}")
         if found is not None and "skipped" not in found:
-            rows.append(found)
-    return rows
+            rows, compared = rows + 1, compared + ("keys" in found)
+            yield found
 
 
 def _row(source: str, make: Made, spec: str) -> Row:
-    captured = xsp.graph.of(spec)
+    try:
+        captured = xsp.graph.of(spec)
+    except XspError as error:
+        return {"error": f"it cannot be captured: {_first_line(error)}"}
     if (captured.parameters or 0) > MOST_WEIGHTS or "meta" not in captured.settings["rung"]:
         return {"skipped": "too large, or captured with values"}
     try:
         other = make(spec, models.build(spec, models.Settings()))
     except Exception as error:  # torch.export raises no specific class for what it does not support
-        return {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"}
+        return {"error": f"{type(error).__name__}: {_first_line(error)}"}
     told = captured
     if source == "execution trace":
         nodes = [replace(node, key=keys.key(observed.as_told(node.call))) for node in captured.nodes]
@@ -128,6 +137,10 @@ def _row(source: str, make: Made, spec: str) -> Row:
         "edges": _edges(other) == _edges(captured),
         "differs": ", ".join(f"{count} {op}" for op, count in named.most_common(5)),
     }
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")[:160]
 
 
 def _alike(one: Graph, other: Graph) -> bool:

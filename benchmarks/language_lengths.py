@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"Language models at {UNSEEN_QUICK if options.quick else UNSEEN:,} tokens, predicted from shorter steps",
         ("step", "tokens", "measured, ms", "from calls, ms", "error", "goal", "from steps, ms", "error", "goal"),
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with report.until_interrupted(), tempfile.TemporaryDirectory() as folder:
         kept = Kept(options.out or Path(folder))
         timings = bench.Timings.open(kept.folder / "timings")
         until = math.inf if options.seconds is None else time.monotonic() + options.seconds
@@ -88,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 report.notes.append(f"Not done: {model}; run it again with the same --out.")
                 continue
             turns.say(model)
-            _rows(report, model, kept, timings, options)
+            with report.trying(model):
+                _rows(report, model, kept, timings, options)
     report.notes.append(
         f"The goal is an error of at most {WITHIN:.0%}. From calls: the sum of calls timed one by one, and of empty "
         "calls of modules and views, as a curve. From steps: a curve through the measured steps at the lengths whose "

@@ -76,7 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--count", type=int, help=f"number of configurations (default: {COUNT}, quick: {COUNT_QUICK})")
     options = turns.parse(made, arguments)
     wanted = drawn(options.count or (COUNT_QUICK if options.quick else COUNT), options.seed)
-    rows = measured(wanted, options)
+    try:
+        rows = measured(wanted, options)
+    except KeyboardInterrupt:
+        turns.say(f"interrupted: run it again, the turns before go on in {options.out}")
+        return
     if len(rows) < options.rounds * len(wanted):
         turns.say(f"{len(rows)} of {options.rounds * len(wanted)} turns: run it again to continue in {options.out}")
         return

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def measure(options: Any, out: Path) -> None:
-    """Measure missing sizes, and report if none is missing."""
+    """Measure missing sizes, and report those that are there."""
     until = time.monotonic() + options.seconds
     tables, missing = [], 0
     for name in ("first", "second"):
@@ -92,11 +92,11 @@ def measure(options: Any, out: Path) -> None:
         rates = out / f"stream-{name}.json"
         if not rates.exists() and (said := stream()):
             rates.write_text(json.dumps(said))
-    if missing:
-        turns.say(f"{missing} sizes are not timed yet: run it again to continue in {out}")
-        return
     ceilings = [json.loads(each.read_text()) for each in out.glob("stream-*.json")]
-    report(tables, max((max(each) for each in ceilings), default=None)).finish(options)
+    made = report(tables, max((max(each) for each in ceilings), default=None))
+    if missing:
+        made.part(f"{missing} sizes are not timed yet: call it again with the same --out.")
+    made.finish(options)
 
 
 def stream() -> list[float] | None:

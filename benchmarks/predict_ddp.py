@@ -15,6 +15,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from parts.ddp_worker import MODELS
 import xsp
 from xsp.bench import links, transfers
 from xsp.bench.timings import Timings
+from xsp.errors import XspError
 from xsp.predict import measured, recorded, scaling
 from xsp.predict.prediction import EXPOSED
 from xsp.predict.schedule import Cause
@@ -67,18 +69,25 @@ def measure(options: Any, out: Path) -> None:
     cases = QUICK if options.quick else [(name, batch) for name in names for batch in BATCHES]
     of = "" if options.ranks == 2 else f"-{options.ranks}"
     steps = 8 if options.quick else 30
-    rows, left = [], 0
-    for name, batch in cases:
-        place = out / f"{name}-{batch}{of}.json"
-        if not place.exists():
-            if rows and time.monotonic() > until:
+    rows, failed, left = [], [], 0
+    try:
+        for name, batch in cases:
+            place, run = out / f"{name}-{batch}{of}.json", out / f"run-{name}-{batch}"
+            found = turns.stored(place)
+            if found is None and (rows or failed) and time.monotonic() > until:
                 left += 1
                 continue
-            run = out / f"run-{name}-{batch}"
-            found = ddp_cases.one(name, batch, steps, 1 if options.quick else options.rounds, run, options.ranks)
-            place.write_text(json.dumps(found))
-        rows.append((name, batch, json.loads(place.read_text()), out / f"run-{name}-{batch}"))
-    report(options, [predicted(timings, options.ranks, *row) for row in rows], left)
+            try:
+                if found is None:
+                    rounds = 1 if options.quick else options.rounds
+                    found = ddp_cases.one(name, batch, steps, rounds, run, options.ranks)
+                    place.write_text(json.dumps(found))
+                rows.append(predicted(timings, options.ranks, name, batch, found, run))
+            except (ddp_cases.Failed, XspError) as error:
+                failed.append(f"{name}, {batch}: {error}.")
+    except KeyboardInterrupt:
+        left = len(cases) - len(rows) - len(failed)
+    report(options, rows, left, failed)
 
 
 def predicted(timings: Timings, ranks: int, name: str, batch: int, found: dict[str, Any], run: Path) -> dict[str, Any]:
@@ -105,16 +114,21 @@ def predicted(timings: Timings, ranks: int, name: str, batch: int, found: dict[s
     }  # fmt: skip
 
 
-def report(options: Any, rows: list[dict[str, Any]], left: int) -> None:
-    mean = statistics.fmean(abs(each["error"]) for each in rows)
-    limit = GOAL if options.ranks == 2 else OF_MORE
-    goal = "not all measured" if left else "met" if mean <= limit else "missed"
+def report(options: Any, rows: list[dict[str, Any]], left: int, failed: Sequence[str] = ()) -> None:
     found = turns.Report(
         "predict_ddp" if options.ranks == 2 else f"predict_ddp_{options.ranks}",
         f"A step of DistributedDataParallel on {options.ranks} ranks of this machine, predicted from one",
         ("model, batch", "alone", "by xsp", "beside", "DDP", "predicted", "error", "forward", "backward", "update",
          "overlap", "torch's"),
     )  # fmt: skip
+    found.notes += failed
+    if not rows:
+        found.part(f"No case was measured, {left} are left: call it again.")
+        found.finish(options)
+        return
+    mean = statistics.fmean(abs(each["error"]) for each in rows)
+    limit = GOAL if options.ranks == 2 else OF_MORE
+    goal = "not all measured" if left or failed else "met" if mean <= limit else "missed"
     for each in rows:
         shares = ["–" if each[name] is None else f"{each[name]:.0%}" for name in ("overlap_predicted", "overlap")]
         times = [

@@ -53,7 +53,7 @@ def measure(options: argparse.Namespace, ranks: Sequence[int]) -> turns.Report:
             taken[count] = [_one(Path(place), number) for number in range(options.rounds)]
         _add(report, count, taken[count])
     first, last = ranks[0], ranks[-1]
-    for what in ("import_s", "analyses_s"):
+    for what in ("import_s", "analyses_s") if len(taken) > 1 else ():
         pairs = zip(taken[first], taken[last], strict=True)
         grown = turns.middle([after[what] / before[what] for before, after in pairs])
         said = f"{what.removesuffix('_s')}, {first} to {last} ranks: {grown.shown(2)} times as long"

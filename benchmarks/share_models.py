@@ -62,18 +62,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = steps.chosen(options)
     kept = _kept(options.out)
     until = steps.until(options)
-    for number, text in enumerate(wanted, 1):
-        if not _has(kept.get(text), options.cold) and time.monotonic() < until:
-            turns.say(f"{number}/{len(wanted)} {text}")
-            kept[text] = _measured(text, options, wanted.index(text) % EACH == 0)
-            _keep(options.out, text, kept[text])
-    for text in wanted:
-        if text in kept:
-            _add(report, text, kept[text])
-    _conclude(report, [kept[text] for text in wanted if text in kept], len(wanted))
-    report.notes += _deciding([kept[text] for text in wanted if text in kept])
-    with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
-        report.notes += _attaching(Path(folder), options)
+    with report.until_interrupted():
+        for number, text in enumerate(wanted, 1):
+            if not _has(kept.get(text), options.cold) and time.monotonic() < until:
+                turns.say(f"{number}/{len(wanted)} {text}")
+                with report.trying(text):
+                    kept[text] = _measured(text, options, wanted.index(text) % EACH == 0)
+                    _keep(options.out, text, kept[text])
+    there = [text for text in wanted if _has(kept.get(text), False)]
+    for text in there:
+        _add(report, text, kept[text])
+    _conclude(report, [kept[text] for text in there], len(wanted))
+    if report.whole:  # an interrupt is no time for further measurements
+        report.notes += _deciding([kept[text] for text in there])
+        with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+            report.notes += _attaching(Path(folder), options)
     report.finish(options)
 
 
@@ -195,6 +198,9 @@ def _add(report: turns.Report, text: str, row: dict[str, Any]) -> None:
 
 def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int) -> None:
     """Add notes on all models together."""
+    if not rows:
+        report.notes.append(f"None of {wanted} models was measured.")
+        return
     gains = {
         way: [(row, _times(row, "total_ms", way).value) for row in rows] for way in (MMAP, PICKLE)
     }  # fmt: skip
@@ -232,6 +238,8 @@ def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
     The turns decide what is right, if the interval of their ratio is above or below a gain of `paying.MATTERS`. Since
     calls are not predicted, the predicted gain in loading has to be that share of the measured loading and first call.
     """
+    if not rows:
+        return []
     try:
         shapes = estimate.curves(Timings.open(None))
     except ShareError:

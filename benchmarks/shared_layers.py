@@ -66,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _growth(report: turns.Report, found: sharing.Corpus) -> None:
     """Add goal number 2: the share of distinct layers, over at least a thousand models."""
     curve = sharing.growth(found.members)
+    if not curve:
+        report.notes.append("No model of the folder has a graph.")
+        return
     calls, keys = curve[-1]
     share = keys / max(calls, 1)
     enough = len(curve) >= LEAST_MODELS

@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace, ranks: Sequence[int], engine: str, plac
         run = _imported(place / str(count), count, options)
         taken[count] = _rounds(report, count, run, engine, options)
     first, last = ranks[0], ranks[-1]
-    for name in ("DuckDB", "Spark"):
+    for name in ("DuckDB", "Spark") if len(taken) > 1 else ():
         pairs = zip(taken[first], taken[last], strict=True)
         grown = turns.middle([after[name] / before[name] for before, after in pairs])
         said = f"{name}, {first} to {last} ranks: {grown.shown(2)} times as long"

@@ -131,11 +131,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         heap.keep()
     report = turns.Report("true_time", "xsp's true step time compared with the bare step, in turns [95 %]", COLUMNS)
     found: list[Found] = []
-    for workload in workloads.each(options):
-        repeats = workloads.rounds_of(workload, options)
-        one = measure(workload, repeats, options)
-        found.append(one)
-        report.add(_row(workload.name, one), bare=one.bare, true=one.true, ratio=one.ratio)
+    with report.until_interrupted():
+        for workload in workloads.each(options):
+            repeats = workloads.rounds_of(workload, options)
+            one = measure(workload, repeats, options)
+            found.append(one)
+            report.add(_row(workload.name, one), bare=one.bare, true=one.true, ratio=one.ratio)
     report.notes += _summary(found)
     report.finish(options)
 
@@ -159,6 +160,8 @@ def _row(name: str, one: Found) -> list[str]:
 
 
 def _summary(found: Sequence[Found]) -> list[str]:
+    if not found:
+        return ["No model was measured."]
     errors = [abs(one.true.value / one.median - 1) for one in found]
     near = sum(error <= GOAL for error in errors)
     alike = [abs(one.true.value / one.trimmed - 1) for one in found]

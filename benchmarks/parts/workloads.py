@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from parts import turns
 from xsp import models
+from xsp.errors import ModelError
 from xsp.launch import models as measure
 
 TEN = (
@@ -50,7 +51,7 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
     """Build the models one after the other, so that only one at a time is in memory.
 
     Yields:
-        Workloads with their name in the table, after two warm-up steps.
+        Workloads with their name in the table, after two warm-up steps; models that cannot be built are left out.
     """
     measure.before_the_first_use_of_libraries()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -59,7 +60,11 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
     torch.set_num_threads(options.threads)
     for text in options.models or (QUICK if options.quick else TEN):
         spec, settings = parse(text, options.seed)
-        workload = models.load(spec, settings)
+        try:
+            workload = models.load(spec, settings)
+        except ModelError as error:
+            turns.say(f"  {text}: left out ({error})")
+            continue
         for _ in range(2):
             workload.step()
         gc.collect()

@@ -385,6 +385,27 @@ def test_collectives_that_nobody_could_number_are_no_part_of_the_backward_pass_e
         assert only == pytest.approx((370e-6, 740e-6))
 
 
+@pytest.mark.parametrize(("also", "waited_us"), [("", 6000), ("call gloo:all_gather 13000-15500 thread=4", 7500)])
+def test_a_gap_between_operators_beside_a_collective_that_goes_on_is_no_wait(also: str, waited_us: float) -> None:
+    """Only the time after the last operator of a layer is one, and that of a collective that ends in a gap."""
+    made = trace_of(
+        spans(f"""
+        step train 0-40000
+        forward Net 10-9000
+        module Net 20-8900
+        op aten::relu 100-4000 sequence_nr=6
+        op aten::mm 4100-8000 sequence_nr=7
+        backward backward 10000-30000
+        op MmBackward0 10100-14000 sequence_nr=7 forward_thread=1 thread=2 phase=backward
+        op ReluBackward0 16000-20000 sequence_nr=6 forward_thread=1 thread=2 phase=backward
+        call gloo:all_reduce 12000-26000 thread=3
+        op aten::copy_ 26000-27000 thread=2 phase=backward
+        {also}
+        """)
+    )
+    assert hoststep._waited_for_ranks(made) == pytest.approx(waited_us * US)
+
+
 def test_passes_within_an_optimizers_step_are_no_batches_of_it() -> None:
     def batch(at: int) -> str:
         return f"forward Net {at}-{at + 90}\nmodule Net {at}-{at + 89}\nbackward backward {at + 100}-{at + 190}"

@@ -450,6 +450,12 @@ def test_sections_of_others_are_drawn_as_text_tables_charts_and_trees(browser, t
             canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(value => value))
     """)
     assert painted == [True, True]
+    names = "return [...document.querySelectorAll('#section-bound .chart')].map(each => each.getAttribute('aria-label'))"
+    bars, points = browser.execute_script(names)
+    assert "1 of 2 without a figure" in bars
+    assert "best 4.400 ms" in bars
+    assert "2.500 ms" in points
+    assert section.find_element("css selector", "summary.marked").get_attribute("title") == "on the longest path"
     assert [each.text for each in section.find_elements("css selector", ".branch.leaf span")][:1] == ["conv"]
     assert "1 section of the run directory cannot be shown" in browser.find_element("id", "others").text
     assert browser.find_element("css selector", 'nav a[href="#section-bound"]').is_displayed()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from xsp import plugins
 from xsp.bench.environment import caches
@@ -20,6 +21,9 @@ from xsp.graph.blocks import LASTING, WEIGHT_BYTES, Block, block, windows
 from xsp.graph.node import Graph, Node, NodeKind, Source
 from xsp.processes import cores
 from xsp.version import __version__
+
+if TYPE_CHECKING:
+    from xsp.bench.variants import Variant
 
 Progress = Callable[[str, int, int], None]
 """Callback that is given the name of what is timed, the number of specs done, and the total."""
@@ -92,21 +96,35 @@ def specs(
     ]
 
 
+def check_names(variants: Iterable[str] = (), runtimes: Iterable[str] = ()) -> None:
+    """Check names of variants and of runtimes, for which no graph is needed.
+
+    Raises:
+        BenchError: there is no such variant or runtime, or the library of a runtime is not installed.
+    """
+    for name in variants:
+        if name != AS_RUN:
+            _variant(name)
+    _check_runtimes(runtimes)
+
+
 def _applies(spec: Spec) -> bool:
     """Return whether a variant may compute a block in a different way.
 
     Raises:
         BenchError: there is no such variant.
     """
+    return _variant(spec.variant).applies(spec)
+
+
+def _variant(name: str) -> Variant:
     from xsp.bench.variants import PRECISIONS, VARIANTS, named
 
-    variant = named(spec.variant)
+    variant = named(name)
     if variant is None:
         known = (AS_RUN, *VARIANTS, *PRECISIONS)
-        raise BenchError(
-            f"there is no variant {spec.variant!r}{nearest(spec.variant, known)}; there are {', '.join(known)}"
-        )
-    return variant.applies(spec)
+        raise BenchError(f"there is no variant {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    return variant
 
 
 def coverage(pairs: Iterable[tuple[Spec, int]], timings: Timings) -> tuple[float, float]:

@@ -120,6 +120,7 @@ def of(
     from xsp.bound import planned, seen, timed
     from xsp.processes import cores
 
+    known = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)  # may be refused
     graph, run = planned.of(what, args, trace, of_model)
     problems: list[str] = []
     if seen.is_elsewhere(run):
@@ -129,7 +130,6 @@ def of(
     if run is not None:
         graph, *_ = planned.matched(graph, run, planned.is_trace(what), problems)
         problems += planned.one_kind(run)
-    known = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)
     ran = run.run.machine.torch_threads if run is not None else None
     how = How(threads=threads or ran or cores(), runtime=runtime_of(graph))
     sizes = range(1, most + 1)

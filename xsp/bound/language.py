@@ -187,11 +187,14 @@ def of(
         raise UsageError("--device has quoted ceilings and no timings: omit --fill, --measure and --like")
     if not (math.isfinite(skew) and skew >= 0):
         raise UsageError(f"a skew of {skew:g}: give 0 for equally likely experts, or an exponent above 0")
+    if measure is not None and not isinstance(what, str):
+        raise UsageError("whole steps are measured only for a model by name: omit `measure`")
+    quoted = ceilings.meant(device) if device is not None else None
+    known = None if device is not None else timed_open(timings, like)  # both are refused before graphs are captured
     decoding = _captured(what, DECODE, chosen, batch, seed)
     reading = _reading(what, chosen, batch, seed)
     count = threads or processes.cores()
-    ceiling = ceilings.meant(device) if device is not None else roof.of_machine(fill is not None)
-    known = None if device is not None else timed_open(timings, like)
+    ceiling = quoted if quoted is not None else roof.of_machine(fill is not None)
     of_all = [*decoding.values(), *(reading.values() if not isinstance(reading, str) else ())]
     if known is not None and fill is not None:
         _fill(of_all, known, count, fill, progress)

@@ -63,6 +63,7 @@ def of(
     threads: int | None = None,
     partial: bool = False,
     progress: Progress = lambda what, done, total: None,
+    check: Callable[[Graph], None] | None = None,
     **of_model: Any,
 ) -> Bound:
     """Return the bound of a step: the ladder from the peak rates of the machine to the measured time, in nanoseconds.
@@ -79,6 +80,7 @@ def of(
         threads: threads of the step; default: those of the run, otherwise all cores.
         partial: return totals below a coverage of 95 % as lower limits.
         progress: called while timings are taken.
+        check: called with the graph before anything is measured or timed; it raises an error if the bound is of no use.
         of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
 
     Raises:
@@ -91,6 +93,9 @@ def of(
         raise UsageError(f"{fill:g} seconds are too short: give a number above 0")
     if device is not None and (fill is not None or granularity is not None):
         raise UsageError("--device has quoted peak rates and no timings: omit --fill and --construct")
+    if device is not None:
+        ceilings.meant(device)  # an unknown device is refused before a graph is captured
+    like_known = None if like is None or device is not None else _timings(timings, like)  # likewise an unknown hash
     graph, found = planned.of(what, args, trace, of_model)
     if not graph.computing:
         raise GraphError(f"{graph.name}: none of its calls computes anything, so there is no bound")
@@ -99,6 +104,8 @@ def of(
     pairs = None
     if found is not None:
         graph, calls, pairs = planned.matched(graph, found, planned.is_trace(what), notes)
+    if check is not None:
+        check(graph)
     parts = _Parts(graph, found, partial, processes.cores(), tuple(node.computes for node in graph.nodes), join=pairs)
     parts.problems += [*notes, *(f"{each.where}: {each.reason}" for each in graph.problems)]
     if found is not None:
@@ -109,7 +116,7 @@ def of(
         parts.problems.append(
             "timings: --fill, --construct and --like have no effect for a run of a device or another processor"
         )
-    known = None if foreign else _timings(timings, like)
+    known = None if foreign else (_timings(timings, like) if like_known is None else like_known)
     if known is not None:
         _look_up(parts, known, _threads(threads, found), granularity, fill, progress)
     _ceilings(parts, ceiling)

@@ -159,6 +159,11 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
     from xsp import graph as graphs
     from xsp.bench import plan, text
 
+    # all options are read first: a graph may take long
+    granularities, variants = _numbers("--granularity", given.granularity), _variants(given.variants)
+    if given.threads is not None:
+        _numbers("--threads", given.threads)
+    plan.check_names(variants, () if given.runtime is None else (given.runtime,))
     found = graphs.of(
         given.missing_of or given.source,
         batch=given.batch,
@@ -173,13 +178,13 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
     pairs = [
         pair
         for threads in _threads(given)
-        for granularity in _numbers("--granularity", given.granularity)
+        for granularity in granularities
         for pair in bench.specs(
             found,
             granularity=granularity,
             state=given.state,
             threads=threads,
-            variants=_variants(given.variants),
+            variants=variants,
             runtime=given.runtime or plan.runtime_of(found),
         )
     ]

@@ -131,16 +131,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="with --decode A:B: the i-th expert is chosen with probability ~ i^-S (default: 0, equal)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: ladder, waterfall by layer")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page: ladder, waterfall by layer, calls with the longest path"
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
 def run(given: argparse.Namespace) -> int:
     """Compute the bound, and show or write it."""
     from xsp import bound as bounds
-    from xsp.bound import section, text
+    from xsp.bound import phases, section, text
     from xsp.report import html
 
+    options.check_writable(given.html)
     if isinstance(given.decode, tuple) or isinstance(given.prefill, tuple):
         return _language(given)
     if given.measure is not None or given.skew is not None:
@@ -160,6 +163,7 @@ def run(given: argparse.Namespace) -> int:
             granularity=given.construct,
             partial=given.partial,
             progress=show,
+            check=phases.check if given.phases else None,
             **_of_step(given),
         )
     if given.phases:

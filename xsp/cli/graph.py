@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import os.path
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,6 @@ from xsp.errors import UsageError
 
 if TYPE_CHECKING:
     from xsp.graph.node import Graph
-    from xsp.graph.sharing import Corpus
 
 SUMMARY = "show the operators of a model, their data flow and measures"
 
@@ -117,8 +117,13 @@ def run(given: argparse.Namespace) -> int:
         return _shared(given)
     if given.only is not None or given.against is not None:
         raise UsageError("--only and --against are for a folder that --all wrote")
+    # before the graph, which may take long
+    others = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
+    if given.rewrite and others:
+        raise UsageError(f"--{others[0]}: not with --rewrite; save the graph with --save FILE, and show the file")
     if given.section is not None:
         sections.check(given.section)
+    options.check_writable(given.save, given.html, given.dot)
     found = _graph(given, given.source, beside=given.compare, by=given.by)
     if given.rewrite:
         return _rewritten(given, found)
@@ -172,9 +177,6 @@ def _rewritten(given: argparse.Namespace, first: Graph) -> int:
     """Show the calls that a graph does not need, and save the graph without them."""
     from xsp.graph import rewrite
 
-    others = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
-    if others:
-        raise UsageError(f"--{others[0]}: not with --rewrite; save the graph with --save FILE, and show the file")
     found = rewrite.of(first)
     if given.save is not None:
         found.graph.save(given.save)
@@ -242,9 +244,10 @@ def _shared(given: argparse.Namespace) -> int:
     typed += [*(["--train"] if given.train else []), *_of_one_step(given)]
     if typed:
         raise UsageError(f"{', '.join(typed)}: only for one model, not for a folder of graphs")
+    options.check_writable(given.html)
     patterns = tuple(filter(None, (given.only or "").split(",")))
     if given.against is not None:
-        return _correlated(given, sharing.read(Path(given.source), patterns, graphs=False))
+        return _correlated(given, patterns)
     with progress.shown(quiet=False) as show:
         found = sharing.read(Path(given.source), patterns, show)
     if given.html is not None:
@@ -256,12 +259,14 @@ def _shared(given: argparse.Namespace) -> int:
     return 0
 
 
-def _correlated(given: argparse.Namespace, corpus: Corpus) -> int:
+def _correlated(given: argparse.Namespace, patterns: Sequence[str]) -> int:
     """Show how latencies in a file correlate with the measures of a corpus."""
     from xsp.bound import correlate, correlatetext, latencies
+    from xsp.graph import sharing
     from xsp.report import html
 
     measured, holes = latencies.read(given.against)
+    corpus = sharing.read(Path(given.source), patterns, graphs=False)
     found = correlate.groups(corpus.rows, measured)
     if not found:
         raise UsageError(

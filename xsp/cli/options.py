@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import fields
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp import scrub
 from xsp.collector import Kernels
-from xsp.errors import UsageError
+from xsp.errors import UnwritableError, UsageError
 from xsp.levels import parse_levels
 from xsp.otlp import endpoint
 from xsp.record.settings import Settings
@@ -102,6 +103,27 @@ def counting(parser: argparse.ArgumentParser) -> None:
         help="run again under Nsight Compute (ncu), and add the hardware counters of the kernels of one step",
     )
     group.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
+
+
+def check_writable(*files: Path | None) -> None:
+    """Refuse files that cannot be written, before time is spent on what is to be in them; None is no file.
+
+    Raises:
+        UnwritableError: a path is that of a folder, or its folder is missing or not writable.
+    """
+    for file in files:
+        if file is None:
+            continue
+        folder = os.path.dirname(os.path.abspath(file))
+        code = 0
+        if os.path.isdir(file):
+            code = errno.EISDIR
+        elif not os.path.isdir(folder):
+            code = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            code = errno.EACCES
+        if code:
+            raise UnwritableError(f"{file}: cannot be written ({os.strerror(code)})")
 
 
 def check_counting(given: argparse.Namespace) -> None:

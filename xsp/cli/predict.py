@@ -218,13 +218,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Predict the step, and print the prediction."""
-    from xsp.predict import collectives, recorded, scaling, text
+    from xsp.predict import chakra, collectives, measured, recorded, scaling, text
 
     if given.link is None and max(given.ranks) > 1:
         raise UsageError(
             "several ranks need a link: --link nvlink4, --link 30us,1.2GB/s or a file; "
             f"there are {', '.join(collectives.LINKS)}"
         )
+    for link in (given.link, *(changes.get("link") for _, changes in given.what_if)):
+        if link not in (None, measured.NAME):
+            collectives.link(link)  # refused before the run is loaded
+    if given.chakra is not None:
+        chakra.check(given.chakra, max(given.ranks))
     trace = recorded.loaded(given.run, given.kind)
     original = recorded.of(trace, given.gradients)
     machine = trace.run.machine

@@ -113,6 +113,7 @@ def rows(
     strange = [name for name in names if name not in PITFALLS]
     if strange:
         raise ManifestError(f"there is no pitfall {strange[0]!r}; there are {', '.join(PITFALLS)}")
+    held = None if data is None else _of_folder(data)  # refused before a model is built
     content = {"model": {"name": "pitfalls", "source": source, "seed": seed, "inputs": [{"shape": [3, SIDE, SIDE]}]}}
     predictor = Torch()
     handle = predictor.open(reading.of_plain(content).manifest, Path(), "")
@@ -129,11 +130,9 @@ def rows(
             found = np.concatenate([each.outputs[0].reshape(len(each.outputs[0]), -1) for each in answers])
             return np.asarray(found, np.float64)
 
-        if data is None:
-            training, classes = images(seed, range(TRAINING))
-            testing, wanted = images(seed, range(TRAINING, TRAINING + TESTING))
-        else:
-            training, classes, testing, wanted = _of_folder(data)
+        if held is None:
+            held = *images(seed, range(TRAINING)), *images(seed, range(TRAINING, TRAINING + TESTING))
+        training, classes, testing, wanted = held
         fitted = features(training, PITFALLS["right"][1])
         if said := constant({"its output": fitted}):
             raise ManifestError(f"{source} does not distinguish images: {said}")

@@ -216,13 +216,27 @@ def judgement_json(found: Judgement) -> dict[str, Any]:
 # --- the leaderboard --------------------------------------------------------------------------------------------------
 
 
+ORDERED = {
+    "inputs_per_s": "inputs/s", "p50_ms": "p50 ms", "p90_ms": "p90 ms", "p99_ms": "p99 ms", "rate": "requests/s",
+    "top1": "top-1 %",
+}  # fmt: skip
+"""Headings, with the unit, of the figures by which a leaderboard can be ordered."""
+
+
+def ordered_by(row: Row, by: str) -> str:
+    """Return the figure of a row by which a leaderboard is ordered, as a cell of the column `ORDERED[by]`."""
+    if by == "rate":
+        return between(row.part)
+    return labelled.said(row.newest.accuracy) if by == "top1" else figure(row.part[by])
+
+
 def between(part: Mapping[str, Any]) -> str:
     """Return the interval of the highest rate in short form."""
     return " to ".join("?" if part[each] is None else figure(part[each]) for each in ("rate_low", "rate_high"))
 
 
 def standing(rows: Sequence[Row], most: int, by: str = "inputs_per_s") -> str:
-    """Return the first rows of a leaderboard."""
+    """Return the first rows of a leaderboard; if no other column has the figure that orders it, the last one has."""
     head = ("", "model", "load", "software", "machine", "batch", "p50 ms", "p99 ms", "inputs/s")
     shown = [
         (
@@ -232,12 +246,9 @@ def standing(rows: Sequence[Row], most: int, by: str = "inputs_per_s") -> str:
         )
         for place, row in enumerate(rows[:most], 1)
     ]  # fmt: skip
-    if by == "rate":
-        head = (*head[:-1], "requests/s")
-        shown = [(*each[:-1], between(row.part)) for each, row in zip(shown, rows, strict=False)]
-    if by == "top1":
-        head = (*head[:-1], "top-1 %")
-        shown = [(*each[:-1], labelled.said(row.newest.accuracy)) for each, row in zip(shown, rows, strict=False)]
+    if ORDERED[by] not in head:
+        head = (*head[:-1], ORDERED[by])
+        shown = [(*each[:-1], ordered_by(row, by)) for each, row in zip(shown, rows, strict=False)]
     lines = [table(head, shown, 5)]
     if len(rows) > most:
         lines.append(f"and {len(rows) - most} more rows: --rows {len(rows)}")

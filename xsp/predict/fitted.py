@@ -27,15 +27,27 @@ NAME = "xsp-fit.json"
 MOST_BYTES = 256 << 20
 
 
+def check(place: Path) -> None:
+    """Refuse a file that is not a fit, and that `write` would not replace; it need not exist.
+
+    Raises:
+        OutputError: the file exists and is not a fit, or cannot be read.
+    """
+    try:
+        if place.exists() and not _is_one(place):
+            raise OutputError(f"{place}: exists, and is not a fit of xsp: name another file with --out")
+    except OSError as error:
+        raise OutputError(f"{place}: cannot be written ({error.strerror or error}); name another with --out") from error
+
+
 def write(found: Judged, place: Path) -> None:
     """Write a fit to a file; an existing fit is replaced.
 
     Raises:
         OutputError: the file exists and is not a fit, or it cannot be written.
     """
+    check(place)
     try:
-        if place.exists() and not _is_one(place):
-            raise OutputError(f"{place}: exists, and is not a fit of xsp: name another file with --out")
         with atomic.written(place) as beside:
             beside.write_text(json.dumps(_content(found), allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:

@@ -219,18 +219,45 @@ def closures(trace: Trace) -> int:
 
 
 def _waited_for_ranks(trace: Trace) -> float:
-    """Return the seconds of the backward pass in which a collective of the host ran and no operator did."""
+    """Return the seconds of the backward pass that waited for collectives of the host.
+
+    After the last operator of a layer, DistributedDataParallel waits for all collectives: all time with a collective and
+    without an operator is a wait. Before it, a gap between operators is a wait only for collectives that ended in it.
+    Nothing waited for a collective that still ran when the next operator began: such a gap is the program's own, and is
+    there on any number of ranks.
+    """
     rows = trace.sql(
         f"""
         SELECT CASE WHEN kind = '{Kind.BACKWARD}' THEN 'pass' WHEN {_SENT} THEN 'sent' ELSE 'ran' END AS what,
-               start_ns, start_ns + dur_ns
+               start_ns, start_ns + dur_ns, parent_rule IS NOT DISTINCT FROM '{Rule.SEQUENCE}'
         FROM merged WHERE kind = '{Kind.BACKWARD}' OR level = {int(Level.OP)} AND phase = 'backward'
             AND NOT starts_with(name, 'c10d::') OR {_SENT}
         """
     ).fetchall()
-    those = {what: _union([(a, b) for each, a, b in rows if each == what]) for what in ("pass", "sent", "ran")}
-    inside = _both(those["pass"], those["sent"])
-    return (_length(inside) - _length(_both(inside, those["ran"]))) / 1e9
+    those = {what: [(a, b) for each, a, b, _ in rows if each == what] for what in ("pass", "sent", "ran")}
+    of_layers = [(a, b) for what, a, b, of_layer in rows if what == "ran" and of_layer]
+    waited, ran = 0, _union(those["ran"])
+    for begin, stop in _union(those["pass"]):
+        computed = max((b for a, b in of_layers if begin <= a < stop), default=begin)
+        for start, end in _without([(begin, stop)], ran):
+            sent = [(a, b) for a, b in those["sent"] if b > start and (start >= computed or b <= end)]
+            waited += _length(_both([(start, end)], _union(sent)))
+    return waited / 1e9
+
+
+def _without(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the intervals of a union that another one does not cover."""
+    marks = sorted(
+        [(at, step, 0) for start, end in one for at, step in ((start, 1), (end, -1))]
+        + [(at, 0, step) for start, end in other for at, step in ((start, 1), (end, -1))]
+    )
+    found: list[tuple[int, int]] = []
+    inside = covered = before = 0
+    for at, of_one, of_other in marks:
+        if inside and not covered and at > before:
+            found.append((before, at))
+        inside, covered, before = inside + of_one, covered + of_other, at
+    return found
 
 
 def _union(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

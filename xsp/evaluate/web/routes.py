@@ -149,8 +149,9 @@ def of_results(kept: Shelf) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
     ) -> Response:
         rows = standings.leaderboard(kept.every()[0], task, by)
-        shown = [tables.standing_json(each) for each in rows[offset : offset + limit]]
-        return json_response({"total": len(rows), "offset": offset, "rows": shown})
+        some = rows[offset : offset + limit]
+        shown = [{**tables.standing_json(each), "ordered": tables.ordered_by(each, by)} for each in some]
+        return json_response({"total": len(rows), "offset": offset, "column": tables.ORDERED[by], "rows": shown})
 
     return made
 

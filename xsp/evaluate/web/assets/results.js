@@ -8,6 +8,8 @@ function percent(accuracy, k) { return accuracy && typeof accuracy[`top${k}`] ==
 
 function mark(part) { return part.late || part.stopped ? " *" : ""; }
 function ms(value, part) { return value === null || value === undefined ? "–" : number(value) + (part ? mark(part) : ""); }
+// Of a search for the highest rate, in requests a second: the rate that held the limit, to one that did not.
+function between(part) { return part.rate_low === undefined ? null : [part.rate_low, part.rate_high].map((end) => (end === null ? "?" : number(end))).join(" to "); }
 function option(value, text) { const made = make("option", text); made.value = value; return made; }
 
 // --- the list and the leaderboard -------------------------------------------------------------------------------------
@@ -57,8 +59,9 @@ async function home() {
     const wanted = new URLSearchParams({ by: by.value, limit: LIMIT });
     if (task.value) wanted.set("task", task.value);
     const found = await ask("/api/leaderboard?" + wanted);
-    const lines = found.rows.map((row, place) => [place + 1, row.model, row.kind, row.batch, row.p50_ms, row.p99_ms, row.inputs_per_s, percent(row.accuracy, 1), row.software, row.machine, link(row.result, ofResult(row.result))]);
-    board.replaceChildren(rows(["", "model", "load", "batch", "p50 ms", "p99 ms", "inputs/s", "top-1 %", "software", "machine", "newest result"], lines, "leaderboard"));
+    const always = ["p50 ms", "p99 ms", "inputs/s", "top-1 %"], more = always.includes(found.column) ? [] : [found.column]; // what orders it is shown
+    const lines = found.rows.map((row, place) => [place + 1, row.model, row.kind, row.batch, ...more.map(() => row.ordered), row.p50_ms, row.p99_ms, row.inputs_per_s, percent(row.accuracy, 1), row.software, row.machine, link(row.result, ofResult(row.result))]);
+    board.replaceChildren(rows(["", "model", "load", "batch", ...more, ...always, "software", "machine", "newest result"], lines, "leaderboard"));
     if (found.total > LIMIT) board.append(make("p", `The first ${LIMIT} of ${number(found.total)} rows.`, "quiet"));
   };
   search.addEventListener("input", () => show(0).catch(failed));
@@ -141,12 +144,13 @@ async function comparison() {
   const found = await ask("/api/compare?" + asked), all = await Promise.all(names.map((name) => ask("/api" + ofResult(name))));
   const requests = await Promise.all(names.map((name) => ask(`/api${ofResult(name)}/requests?limit=1`)));
   const wanted = [["p50_ms", "p50 ms"], ["p90_ms", "p90 ms"], ["p99_ms", "p99 ms"], ["trimmed_mean_ms", "trimmed mean ms"], ["inputs_per_s", "inputs/s"]];
+  const rated = all.some((each) => each.parts.some((part) => part.rate_low !== undefined));
   const lines = all.flatMap((each) => each.parts.map((part) => {
     const before = all[0].parts.find((other) => other.batch === part.batch);
     const change = each !== all[0] && before && before.p50_ms ? signed((100 * part.p50_ms) / before.p50_ms - 100) + " %" : "";
-    return [link(each.result, ofResult(each.result)), each.name, part.batch, ...wanted.map(([name]) => part[name]), percent(each.accuracy, 1), change];
+    return [link(each.result, ofResult(each.result)), each.name, part.batch, ...wanted.map(([name]) => part[name]), ...(rated ? [between(part)] : []), percent(each.accuracy, 1), change];
   }));
-  main.append(make("p", `Each result is compared with the first, ${names[0]}.`, "quiet"), rows(["result", "name", "batch", ...wanted.map(([, text]) => text), "top-1 %", "p50, change"], lines, "figures"));
+  main.append(make("p", `Each result is compared with the first, ${names[0]}.`, "quiet"), rows(["result", "name", "batch", ...wanted.map(([, text]) => text), ...(rated ? ["requests/s"] : []), "top-1 %", "p50, change"], lines, "figures"));
   const charts = make("div", null, "grid"), told = all.map((each, place) => `${names[place]} ${each.name}, batch ${requests[place].batch}`);
   charts.append(percentileChart(requests, told));
   charts.firstChild.classList.add("wide");
