@@ -47,6 +47,9 @@ CPU_SAMPLES = "frames of samples of the CPU"
 """The same for host data of Nsight Systems; recording the backtraces of CUDA calls slows the launching calls down."""
 
 _GZIP = b"\x1f\x8b"
+_NOT_READ = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
+"""First bytes of compressed files that are refused."""
+
 _MOST_REASONS = 100
 """Maximum number of reasons that are listed; a source can have as many as it has spans."""
 
@@ -233,7 +236,7 @@ def find(source: str) -> Importer:
     """Return the importer that recognises a source.
 
     Raises:
-        TraceError: there is no such file, or no importer recognises it.
+        TraceError: there is no such file, it is compressed but not with gzip, or no importer recognises it.
         PluginError: none recognises it, and some could not be loaded.
     """
     head = b"" if is_url(source) else first_bytes(Path(source))
@@ -252,6 +255,9 @@ def find(source: str) -> Importer:
             continue
         if recognised:
             return found
+    for mark, form in _NOT_READ.items():
+        if head.startswith(mark):
+            raise TraceError(f"{source}: compressed with {form}, which is not read; decompress it, or use gzip")
     if unusable:
         raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")
     known = ", ".join(plugins.names(GROUP))
