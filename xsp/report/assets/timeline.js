@@ -25,7 +25,7 @@ class Timeline extends Lanes {
   // --- moving ---
 
   look(left, right) {
-    const room = Math.min(this.most - this.least, Math.max(20, right - left));
+    const room = Math.min(this.most - this.least, Math.max(20, 1e-14 * this.most, right - left));  // what a double can tell apart
     this.from = Math.max(this.least, Math.min(this.most - room, left));
     this.to = this.from + room;
     this.tip.hidden = true;
