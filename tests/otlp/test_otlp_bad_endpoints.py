@@ -450,6 +450,11 @@ def test_a_damaged_list_of_deliveries_means_sending_again(run: Path, entry: obje
     assert len(delivery.read(run)[to.name]["steps"]) == 2
 
 
+def test_a_list_of_deliveries_that_is_nested_without_end_counts_as_empty(run: Path) -> None:
+    (run / rundir.DELIVERY_FILE).write_text("[" * 200_000)
+    assert delivery.read(run) == {}
+
+
 def test_what_is_missing_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "_NEEDED", ("requests", "no_such_package"))
     with pytest.raises(PluginError, match=r'no_such_package: pip install "xsp\[otel\]"'):
