@@ -628,8 +628,8 @@ def test_every_format_has_the_verdict(real: Path, tmp_path: Path, capsys: pytest
 
 
 def test_markdown_shows_names_as_they_are() -> None:
-    net = NET.replace("module conv ", "module conv<float*|2> ")
-    assert r"| conv\<float\*\|2> | Conv2d |" in markdown(compare(run(net), run(net, conv=300)))
+    net = NET.replace("module conv ", "module _conv_a<float*|2> ")
+    assert r"| \_conv_a\<float\*\|2> | Conv2d |" in markdown(compare(run(net), run(net, conv=300)))
 
 
 def test_in_python_it_is_a_relation(real: Path) -> None:

@@ -95,8 +95,8 @@ COLLECTIVES = f"""
         FROM named
     )
 """
-"""One row per rank and collective; `id` is the same on all of its ranks, or null if the source has none. The ranks of the
-group are part of it where they are known: groups without a rank in common may have the same name (`split_group`).
+"""One row per rank and collective; `id` is the same on all of its ranks, or null if the source has none. The ranks of
+the group are part of it where they are known: groups without a rank in common may share a name (`split_group`).
 `bytes` is the larger of input and output: the size as the benchmarks of NCCL count it (nccl-tests,
 doc/PERFORMANCE.md). If a source has only the input, the size of an all-gather is the input times the ranks of the
 group."""

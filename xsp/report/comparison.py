@@ -140,7 +140,7 @@ def _markdown(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...
         yield f"\n{left:,} more row{'s' * (left > 1)}"
 
 
-_MARKUP = re.compile(r"([\\`*<|\[])")
+_MARKUP = re.compile(r"([\\`*<|\[]|(?<![^\W_])_|_(?![^\W_]))")  # an underscore within a word is text
 
 
 def _escaped(text: str) -> str:
