@@ -22,6 +22,7 @@ from xsp.comparison.evidence import RUNS, STEPS
 from xsp.comparison.series import Series
 from xsp.comparison.significance import p_value, ranked
 from xsp.errors import AnalysisError, UsageError
+from xsp.report.comparison import markdown
 from xsp.schema import Span
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
@@ -624,6 +625,11 @@ def test_every_format_has_the_verdict(real: Path, tmp_path: Path, capsys: pytest
     assert rows[0]["verdict"] == "slower"
     assert main(["compare", a, b, "--format", "markdown", "--out", str(tmp_path / "c.md")]) == 0
     assert "| 1 | Slow |" in (tmp_path / "c.md").read_text(encoding="utf-8")
+
+
+def test_markdown_shows_names_as_they_are() -> None:
+    net = NET.replace("module conv ", "module _conv_a<float*|2> ")
+    assert r"| \_conv_a\<float\*\|2> | Conv2d |" in markdown(compare(run(net), run(net, conv=300)))
 
 
 def test_in_python_it_is_a_relation(real: Path) -> None:

@@ -14,7 +14,7 @@ import xsp
 from xsp.cli import main
 from xsp.errors import OutputError, UsageError
 from xsp.exporters import chrome, folded, speedscope, tables, tracks
-from xsp.exporters.contract import Choice, Weight
+from xsp.exporters.contract import Choice, Weight, whole
 from xsp.store import selftimes
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
@@ -325,3 +325,11 @@ def test_a_real_trace_comes_back_as_it_went(name: str, tmp_path: Path) -> None:
     before, after = Counter(trace.sql(with_layers).fetchall()), Counter(again.sql(with_layers).fetchall())
     assert before - after == Counter()
     assert after - before == Counter()
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_text_that_is_no_utf8_becomes_a_question_mark(name: str, tmp_path: Path) -> None:
+    with whole(tmp_path / name) as file:
+        file.write("run \udcff")
+    content = (tmp_path / name).read_bytes()
+    assert (gzip.decompress(content) if name.endswith(".gz") else content) == b"run ?"

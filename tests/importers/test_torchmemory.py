@@ -144,3 +144,10 @@ def test_a_raw_timeline_counts_what_was_there_before(tmp_path: Path) -> None:
     path = tmp_path / "timeline.raw.json"
     path.write_text(json.dumps([[-1, 0, 3 * MIB, 0], [10_000, 1, MIB, 4], [12_000, 3, -MIB, 4]]))
     assert [row[2:4] for row in rows(xsp.load(str(path)))] == [(4.0, 3.0)]
+
+
+def test_changes_at_impossible_times_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.raw.json"
+    path.write_text(json.dumps([[10_000, 1, MIB, 4], [2**62, 1, MIB, 4]]))
+    (source,) = xsp.load(str(path)).run["imported"]["sources"]
+    assert source["skipped"] == {"a time before the epoch or in the far future": 1}

@@ -441,6 +441,8 @@ def test_a_variable_of_a_connection_that_makes_no_sense_is_named(variable: str, 
 
 @pytest.mark.parametrize("entry", [None, 3, [], {"steps": [1]}, {"steps": {"one": 2}}, {"steps": {"1": "x"}}])
 def test_a_damaged_list_of_deliveries_means_sending_again(run: Path, entry: object) -> None:
+    (run / rundir.DELIVERY_FILE).write_text("[" * 200_000)
+    assert delivery.read(run) == {}
     (run / rundir.DELIVERY_FILE).write_text('{"endpoints": {"http')
     with Receiver() as receiver:
         to = endpoint.endpoint(receiver.url, None, {})

@@ -203,6 +203,12 @@ def linked(page, fragment: str) -> str:
     return page.find_element("id", "linked").text
 
 
+def test_marks_of_the_ruler_end_however_far_from_zero_they_are(page):
+    assert 0 < page.execute_script("return ticks(1.7e18, 1.7e18 + 256, 1000).length") < 100
+    marks = page.execute_script("return ticks(0, 1e6, 440).map(([at, text]) => text)")
+    assert marks == ["0.0 ms", "0.5 ms", "1.0 ms"]
+
+
 def test_a_link_leads_to_the_span_of_its_key(page):
     place = page.execute_script(
         "return timeline.spans.places(place => timeline.get.name(place) === arguments[0])[0]", HOSTILE

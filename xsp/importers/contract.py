@@ -50,6 +50,8 @@ CPU_SAMPLES = "frames of samples of the CPU"
 _GZIP = b"\x1f\x8b"
 _TASKS = re.compile(rb"[\x80-\xff]{0,2}[\x00-\x7f]\x0a[\x05-\x0f]\d+\.\d+\.\d+")
 """Beginning of Chakra's binary form: the length of the first message, and in it the version of the schema."""
+_NOT_READ = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
+"""First bytes of compressed files that are refused."""
 
 _MOST_REASONS = 100
 """Maximum number of reasons that are listed; a source can have as many as it has spans."""
@@ -237,7 +239,7 @@ def find(source: str) -> Importer:
     """Return the importer that recognises a source.
 
     Raises:
-        TraceError: there is no such file, or no importer recognises it.
+        TraceError: there is no such file, it is compressed but not with gzip, or no importer recognises it.
         PluginError: none recognises it, and some could not be loaded.
     """
     head = b"" if is_url(source) else first_bytes(Path(source))
@@ -262,6 +264,9 @@ def find(source: str) -> Importer:
             "writes it), without spans and operators; give the run that it was made from, or the JSON that "
             "torch.profiler.ExecutionTraceObserver writes"
         )
+    for mark, form in _NOT_READ.items():
+        if head.startswith(mark):
+            raise TraceError(f"{source}: compressed with {form}, which is not read; decompress it, or use gzip")
     if unusable:
         raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")
     known = ", ".join(plugins.names(GROUP))

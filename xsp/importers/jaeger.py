@@ -264,17 +264,22 @@ def _spoken(span: Any, tags: Mapping[str, Any]) -> Spoken | Unfit:
         for each in references
         if isinstance(each, dict)
     ]
-    parents = [target for kind, trace, target in targets if kind == "CHILD_OF" and trace == trace_id]
+    child_of, follows_from = (
+        [target for kind, trace, target in targets if kind == wanted and trace == trace_id]
+        for wanted in ("CHILD_OF", "FOLLOWS_FROM")
+    )
+    parents = [*child_of, _digits(span.get("parentSpanID"), 16), *follows_from]  # the order in which Jaeger looks
     return Spoken(
         trace_id=trace_id,
         span_id=_digits(span.get("spanID"), 16),
-        parent_id=parents[0] if parents else _digits(span.get("parentSpanID"), 16),
+        parent_id=next(filter(None, parents), None),
         name=span.get("operationName", ""),
         start_ns=start * 1000,
         end_ns=(start + duration) * 1000,
         attributes={name: value for name, value in tags.items() if name not in _BY_JAEGER},
-        status=2 if tags.get("error") is True or tags.get("otel.status_code") == "ERROR" else 0,
+        status=2 if tags.get("error") in (True, "true") or tags.get("otel.status_code") == "ERROR" else 0,
         links=tuple(trace for kind, trace, _ in targets if trace and trace != trace_id),
+        events=otlp_json.items(span.get("logs")),
     )
 
 
@@ -299,8 +304,6 @@ def _tags(tags: Any) -> dict[str, Any]:
 
 def _tag(kind: Any, value: Any) -> Any:
     """Return the value of a tag; Jaeger sends lists and objects as JSON text, which stays text."""
-    if kind == "int64":
-        return otlp_json.integer(value)
-    if kind == "float64" and isinstance(value, (int, float)):
-        return float(value)
-    return value
+    if kind == "int64" or (isinstance(value, int) and not isinstance(value, bool)):
+        value = otlp_json.integer(value)  # None beyond 64 bits: a float may not hold it either
+    return float(value) if kind == "float64" and isinstance(value, (int, float)) else value

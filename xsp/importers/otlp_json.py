@@ -22,6 +22,8 @@ _OTHERS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _STATUS = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
 _BOM = b"\xef\xbb\xbf"
+_GROUPS = {"scopeSpans": "scope", "instrumentationLibrarySpans": "instrumentationLibrary"}
+"""Field of a resource with groups of spans → field of a group with its scope; OTLP renamed both in 2022."""
 
 
 class OtlpJson(RowImporter):
@@ -136,11 +138,12 @@ def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
             attributes = attributes_of(about.get("attributes"))
         except Unfit as unfit:
             raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
-        for group in _list(resource, "scopeSpans", place):
-            group = _object(group, place, "an item of scopeSpans")
-            scope = _object(group.get("scope") or {}, place, "scope").get("name", "")
-            spans = _list(group, "spans", place)
-            yield Part(attributes, scope if isinstance(scope, str) else "", map(spoken, spans))
+        for name, of_scope in _GROUPS.items():
+            for group in _list(resource, name, place):
+                group = _object(group, place, f"an item of {name}")
+                scope = _object(group.get(of_scope) or {}, place, of_scope).get("name", "")
+                spans = _list(group, "spans", place)
+                yield Part(attributes, scope if isinstance(scope, str) else "", map(spoken, spans))
 
 
 def spoken(span: Any) -> Spoken | Unfit:
@@ -160,6 +163,7 @@ def spoken(span: Any) -> Spoken | Unfit:
             attributes=attributes_of(span.get("attributes")),
             status=_STATUS.get(code, 0) if isinstance(code, str) else code,
             links=tuple(str(link.get("traceId")) for link in span.get("links") or () if isinstance(link, dict)),
+            events=items(span.get("events")),
         )
     except Unfit as unfit:
         return unfit
@@ -212,6 +216,11 @@ def value_of(value: Any, depth: int = 0) -> Any:
             if isinstance(inner, list):
                 return [value_of(each, depth + 1) for each in inner]
     raise Unfit("one of its attributes has a value whose type is not in OTLP")
+
+
+def items(value: Any) -> int:
+    """Return the number of items of a list; 0 for other values."""
+    return len(value) if isinstance(value, list) else 0
 
 
 def integer(value: Any) -> int | None:

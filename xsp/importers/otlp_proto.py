@@ -30,7 +30,7 @@ class OtlpProto(RowImporter):
 
     def recognises(self, head: bytes, source: str) -> bool:
         """Return whether the file begins with an OTLP message, or with the length of one."""
-        return _ZSTD in (head[:4], head[4:8]) or _is_message(head) or _is_message(head[4:], _length(head))
+        return head[4:8] == _ZSTD or _is_message(head) or _is_message(head[4:], _length(head))
 
     def read(self, source: str) -> Imported:
         """Start to read a file; see `RowImporter.read`."""
@@ -162,6 +162,7 @@ def spoken(span: Any) -> Spoken | Unfit:
             attributes={pair.key: value_of(pair.value) for pair in span.attributes},
             status=span.status.code,
             links=tuple(link.trace_id.hex() for link in span.links),
+            events=len(span.events),
         )
     except Unfit as unfit:
         return unfit

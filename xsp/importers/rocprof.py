@@ -302,6 +302,9 @@ def _fill(con: duckdb.DuckDBPyConnection, agents: Iterable[_Agent], losses: Loss
         ).fetchall()
         if gone:
             losses.skipped[f"{name.removeprefix('roc_')}: no time, or an end before the start"] += gone
+    ((unknown,),) = con.execute("SELECT count(*) FROM roc_kernels ANTI JOIN roc_devices USING (agent)").fetchall()
+    if unknown:
+        losses.changed["kernels of an unknown GPU, taken as those of device 0"] += unknown
     for query in (_KERNELS, _COPIES, _CALLS):
         con.execute(f"INSERT INTO seen BY NAME {query}")
     _ranges(con, losses)

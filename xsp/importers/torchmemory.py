@@ -84,11 +84,13 @@ class TorchMemory(TableImporter):
             table.create(con, "seen", SEEN)
             table.create(con, "memory_rows", _ROWS)
             table.insert(con, "memory_rows", found, _ROWS)
-            con.execute(
+            ((kept,),) = con.execute(
                 f"INSERT INTO seen BY NAME SELECT number, start_ns, 0 AS dur_ns, 'memory' AS name, type, "
                 f"{int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, alloc_bytes, attributes, 'ok' AS status, "
                 f"false AS replayed, 'torch-memory' AS collector FROM memory_rows WHERE start_ns BETWEEN 0 AND {LATEST}"
-            )
+            ).fetchall()
+            if kept < len(found):
+                losses.skipped["a time before the epoch or in the far future"] += len(found) - kept
             con.execute(
                 f"INSERT INTO seen BY NAME SELECT max(number) + 1 AS number, min(start_ns) AS start_ns, "
                 f"max(start_ns) + 1000 - min(start_ns) AS dur_ns, 'recorded memory' AS name, 'ok' AS status, "

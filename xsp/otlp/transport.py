@@ -314,7 +314,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _seconds(text: str) -> float | None:
     """Return the seconds of a `Retry-After`; None for a date, which leaves the pause to the caller."""
-    return float(text) if text.strip().isdigit() else None
+    return float(text) if text.strip().isdecimal() else None
 
 
 # --- overgrpc ----------------------------------------------------------------------------------------------------
