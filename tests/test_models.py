@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from depth import deep
 
 torch = pytest.importorskip("torch")
 
@@ -41,13 +42,12 @@ def run(spec: str, **settings):
     ("spec", "settings", "shape"),
     [
         ("torchvision:squeezenet1_1", {"batch": 2, "shape": (3, 64, 64)}, (2, 1000)),
-        pytest.param("timm:test_vit", {"batch": 2}, (2, 1000), marks=pytest.mark.slow),
-        pytest.param(SMALL_GPT2, {"batch": 2, "sequence": 5}, (2, 5, 32), marks=pytest.mark.slow),
-        pytest.param(
+        deep("timm:test_vit", {"batch": 2}, (2, 1000)),
+        deep(SMALL_GPT2, {"batch": 2, "sequence": 5}, (2, 5, 32)),
+        deep(
             "transformers:vit?num_hidden_layers=1&hidden_size=32&num_attention_heads=2&image_size=32",
             {},
             (1, 5, 32),
-            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_users_file_gives_a_dictionary_among_several_inputs(tmp_path):
         ("{file}:pear", "did you mean pair"),
         ("{file}:wrong", "returned int"),
         ("{file}:broken", "raised RuntimeError: mine"),
-        ("timm:resnet18.nowhere", r"cannot be built \(RuntimeError: Invalid pretrained tag"),
+        deep("timm:resnet18.nowhere", r"cannot be built \(RuntimeError: Invalid pretrained tag"),
         ("transformers:bert?num_attention_heads=0", r"cannot be built \(ZeroDivisionError"),
     ],
 )
@@ -184,12 +184,12 @@ def test_a_packed_sequence_or_another_named_tuple_is_one_input(tmp_path):
             {"device": "tpu9"},
             r"--device tpu9: cannot be used here \(.*; type --device cpu",
         ),
-        ("torchvision:squeezenet1_1", {"device": "cuda:99"}, "--device cuda:99: cannot be used here"),
+        deep("torchvision:squeezenet1_1", {"device": "cuda:99"}, "--device cuda:99: cannot be used here"),
         ("torchvision:squeezenet1_1", {"shape": (4, 64, 64)}, r"of 1x4x64x64 \(.*it is designed for --input 3x224x224"),
-        ("torchvision:squeezenet1_1", {"shape": (64,), "train": True}, "it is designed for --input 3x224x224"),
-        ("timm:vit_tiny_patch16_224", {"shape": (3, 100, 100)}, "it is designed for --input 3x224x224"),
-        ("transformers:vit?num_hidden_layers=1", {"shape": (1, 224, 224)}, "it is designed for --input 3x224x224"),
-        ("transformers:bert?num_hidden_layers=1", {"shape": (3, 8, 8)}, "takes tokens: omit --input.*--sequence"),
+        deep("torchvision:squeezenet1_1", {"shape": (64,), "train": True}, "it is designed for --input 3x224x224"),
+        deep("timm:vit_tiny_patch16_224", {"shape": (3, 100, 100)}, "it is designed for --input 3x224x224"),
+        deep("transformers:vit?num_hidden_layers=1", {"shape": (1, 224, 224)}, "it is designed for --input 3x224x224"),
+        deep("transformers:bert?num_hidden_layers=1", {"shape": (3, 8, 8)}, "takes tokens: omit --input.*--sequence"),
         ("transformers:bert?num_hidden_layers=1", {"sequence": 600}, "it takes up to --sequence 512"),
     ],
 )

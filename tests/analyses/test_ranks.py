@@ -181,12 +181,13 @@ def test_a_missing_rank_is_said(job: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("args", [["--no-such-option", "train.py"], ["--no-python", "train.py"], []])
-def test_what_torchrun_would_not_take_is_one_error(args: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "xsp.cli", "run", "torchrun", *args]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("xsp: error: xsp run torchrun: ")
-    assert not (tmp_path / "runs").exists()
+def test_what_torchrun_would_not_take_is_one_error(
+    args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "torchrun", *args]) == 2
+    assert capsys.readouterr().err.startswith("xsp: error: xsp run torchrun: ")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_does_not_go_with_torchrun_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

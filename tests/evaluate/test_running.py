@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("yaml")
 
+from depth import deep
 from evaluations import FACTS, PROGRAM, silent
 from queues import md1_rate
 
@@ -527,7 +528,7 @@ def test_the_next_command_is_one_that_works_where_names_have_blanks(
     assert "xsp report" not in out
 
 
-@pytest.mark.parametrize("name", ["local", "process"])
+@pytest.mark.parametrize("name", ["local", deep("process")])
 def test_requests_are_not_disturbed_by_their_progress(name: str, board: Path) -> None:
     asked: list[tuple[str, int, int]] = []
     (agent,) = transports.named(name)

@@ -67,6 +67,7 @@ def test_what_torch_logged_is_the_reason(program, tmp_path) -> None:
         xsp.graph.of(tmp_path / "other.pt2")
 
 
+@pytest.mark.slow
 def test_a_size_that_may_vary_is_that_of_the_example() -> None:
     batch = torch.export.Dim("batch", min=2, max=64)
     made = torch.export.export(nn.Linear(4, 3), (torch.zeros(6, 4),), dynamic_shapes=({0: batch},))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from depth import deep
 
 onnx = pytest.importorskip("onnx")
 
@@ -19,8 +20,9 @@ helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 PUBLISHED = [
-    ("bvlc_alexnet", 24, 21), ("densenet121", 910, 421), ("inception_v1", 144, 109), ("inception_v2", 509, 154),
-    ("resnet50", 176, 57), ("shufflenet", 203, 53), ("squeezenet", 66, 38), ("vgg19", 46, 26), ("zfnet512", 22, 19),
+    deep("bvlc_alexnet", 24, 21), deep("densenet121", 910, 421), deep("inception_v1", 144, 109),
+    deep("inception_v2", 509, 154), ("resnet50", 176, 57), deep("shufflenet", 203, 53), ("squeezenet", 66, 38),
+    deep("vgg19", 46, 26), ("zfnet512", 22, 19),
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from depth import deep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -452,18 +453,20 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(sorted(CALLS)), st.integers(0, 30), st.integers(0, 30)), max_size=14),
-    st.sets(st.integers(0, 15), min_size=1, max_size=3),
-)
-@settings(max_examples=150, deadline=None)
-def test_random_programs_compute_the_same_after_rewriting(
-    calls: list[tuple[str, int, int]], returned: set[int]
-) -> None:
-    def program(x: Any) -> Any:
-        made = [x * 1]
-        for name, one, other in calls:
-            made.append(CALLS[name](made[one % len(made)], made[other % len(made)]))
-        return [made[each % len(made)] for each in sorted(returned)]
+@pytest.mark.parametrize("examples", [50, deep(400)])
+def test_random_programs_compute_the_same_after_rewriting(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(
+        st.lists(st.tuples(st.sampled_from(sorted(CALLS)), st.integers(0, 30), st.integers(0, 30)), max_size=14),
+        st.sets(st.integers(0, 15), min_size=1, max_size=3),
+    )
+    def holds(calls: list[tuple[str, int, int]], returned: set[int]) -> None:
+        def program(x: Any) -> Any:
+            made = [x * 1]
+            for name, one, other in calls:
+                made.append(CALLS[name](made[one % len(made)], made[other % len(made)]))
+            return [made[each % len(made)] for each in sorted(returned)]
 
-    rewritten(program, torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))
+        rewritten(program, torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))
+
+    holds()

@@ -18,6 +18,7 @@ pytest.importorskip("opentelemetry.sdk")
 
 import services
 import torch
+from depth import deep
 from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -124,7 +125,9 @@ def test_a_batch_processor_with_a_short_queue_drops_nothing() -> None:
 # --- which requests ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("trace_id", "sampled"), [(HALF - 1, 1), (HALF, 0), (5 << 64 | 7, 1), (5 << 64 | HALF, 0)])
+@pytest.mark.parametrize(
+    ("trace_id", "sampled"), [(HALF - 1, 1), (HALF, 0), deep(5 << 64 | 7, 1), deep(5 << 64 | HALF, 0)]
+)
 def test_a_request_is_chosen_by_its_trace_id(service: Service, trace_id: int, sampled: int) -> None:
     net = model()
     with xsp.instrument(net, sample=0.5, provider=service.provider) as traced:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from depth import deep
 
 from xsp import plugins
 from xsp.cli import main
@@ -180,13 +181,13 @@ sys.exit(3)
 @pytest.mark.parametrize(
     ("around", "words"),
     [
-        ('exec "$@" 2>&-', ""),
-        ('exec "$@" >&-', ""),
+        deep('exec "$@" 2>&-', ""),
+        deep('exec "$@" >&-', ""),
         ('exec "$@" >/dev/full', ""),
         ('{ "$@"; echo $? >code; } | true; exit $(cat code)', ""),
-        ('exec "$@"', "close"),
+        deep('exec "$@"', "close"),
         ('exec "$@"', "remove"),
-        ('exec "$@"', "-q remove"),
+        deep('exec "$@"', "-q remove"),
     ],
 )
 def test_whatever_keeps_the_tables_from_being_printed_the_exit_code_is_the_programs(

@@ -20,6 +20,7 @@ pytest.importorskip("opentelemetry.proto")
 pytest.importorskip("grpc")
 
 import grpc
+from depth import deep
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
@@ -124,7 +125,7 @@ def test_nobody_listens(run: Path, scheme: str) -> None:
     assert "tried for 0.3 s" in said
 
 
-@pytest.mark.parametrize("address", ["http://localhost:{}", "http://[::1]:{}", "grpc://127.0.0.1:{}"])
+@pytest.mark.parametrize("address", ["http://localhost:{}", deep("http://[::1]:{}"), "grpc://127.0.0.1:{}"])
 def test_where_nothing_listens_on_this_machine_it_gives_up_soon_and_says_what_to_type(
     run: Path, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,13 +151,13 @@ def test_a_receiver_that_is_only_starting_is_waited_for_where_that_is_asked_for(
     assert counts.left == 0
 
 
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
+@pytest.mark.parametrize("scheme", ["http", deep("grpc")])
 def test_there_is_no_such_host(run: Path, scheme: str) -> None:
     assert "nowhere.invalid" in refused(run, f"{scheme}://nowhere.invalid:4318", patience_s=BRIEF_S)
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-@pytest.mark.parametrize("behave", [None, hangs, drips], ids=["never accepts", "never answers", "drips"])
+@pytest.mark.parametrize("behave", [deep(None), hangs, deep(drips)], ids=["never accepts", "never answers", "drips"])
 def test_it_hangs(run: Path, scheme: str, behave: Callable[[socket.socket], None] | None) -> None:
     with listening(behave) as place:
         begin = time.monotonic()
@@ -168,7 +169,7 @@ def test_it_hangs(run: Path, scheme: str, behave: Callable[[socket.socket], None
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0" * 1000, b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"],
+    [b"", deep(b"\0" * 1000), deep(b"SSH-2.0-OpenSSH_9.2\r\n"), b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"],
     ids=["closes", "zeros", "SSH", "cut off"],
 )
 def test_it_answers_with_garbage(run: Path, scheme: str, content: bytes) -> None:
@@ -241,7 +242,7 @@ def test_a_certificate_that_nobody_vouches_for(run: Path, tmp_path: Path) -> Non
 # --- receivers that do not take it now --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [429, 502, 503, 504])
+@pytest.mark.parametrize("code", [429, deep(502), 503, deep(504)])
 def test_what_may_be_sent_again_is_sent_again(run: Path, code: int) -> None:
     with Receiver((code, {}, b""), (code, {"Retry-After": "0"}, b""), TAKEN) as receiver:
         counts = send(run, receiver.url)
@@ -351,7 +352,7 @@ def aborts(code: grpc.StatusCode, retry_s: float | None = None) -> Callable[[Any
     return behave
 
 
-@pytest.mark.parametrize("name", ["UNAVAILABLE", "ABORTED", "DATA_LOSS", "OUT_OF_RANGE", "CANCELLED"])
+@pytest.mark.parametrize("name", ["UNAVAILABLE", *map(deep, ("ABORTED", "DATA_LOSS", "OUT_OF_RANGE")), "CANCELLED"])
 def test_grpc_what_may_be_sent_again_is_sent_again(run: Path, name: str) -> None:
     with answering(aborts(grpc.StatusCode[name]), takes) as (url, taken):
         counts = send(run, url)
@@ -439,7 +440,9 @@ def test_a_variable_of_a_connection_that_makes_no_sense_is_named(variable: str, 
         endpoint.endpoint("env", endpoint.Options(protocol="grpc"), {f"OTEL_EXPORTER_OTLP_{variable}": value})
 
 
-@pytest.mark.parametrize("entry", [None, 3, [], {"steps": [1]}, {"steps": {"one": 2}}, {"steps": {"1": "x"}}])
+@pytest.mark.parametrize(
+    "entry", [None, deep(3), deep([]), {"steps": [1]}, deep({"steps": {"one": 2}}), deep({"steps": {"1": "x"}})]
+)
 def test_a_damaged_list_of_deliveries_means_sending_again(run: Path, entry: object) -> None:
     (run / rundir.DELIVERY_FILE).write_text("[" * 200_000)
     assert delivery.read(run) == {}

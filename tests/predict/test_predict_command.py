@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import itertools
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 import xsp
 from xsp import sections
@@ -104,8 +106,14 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kineto(tmp_path_factory.mktemp("made") / "rank0.pt.trace.json.gz")
 
 
+@functools.cache
+def of_file(path: Path) -> recorded.Recorded:
+    """Return the step of a trace, which several tests ask about."""
+    return recorded.of(xsp.load(path))
+
+
 def test_a_trace_of_one_rank_of_eight_tells_its_step_without_its_collectives(trace: Path) -> None:
-    found = recorded.of(xsp.load(trace))
+    found = of_file(trace)
     assert found.ranks == 8
     assert found.work.arrivals == tuple(4 * each for each in ELEMENTS)
     assert found.plan == ((0,), (1,), (2,), (3,))
@@ -121,7 +129,7 @@ def test_a_trace_of_one_rank_of_eight_tells_its_step_without_its_collectives(tra
 
 
 def test_on_64_ranks_it_takes_what_the_recurrence_says_and_the_straggler_is_what_others_wait_for(trace: Path) -> None:
-    found = recorded.of(xsp.load(trace))
+    found = of_file(trace)
     for factor in (1.0, 1.3):
         job = Job(64, LINK, Algorithm.RING, plan=found.plan, straggler=Straggler(factor))
         takes = [collectives.all_reduce_seconds(Algorithm.RING, LINK, 64, 4 * each) for each in ELEMENTS]
@@ -153,7 +161,7 @@ def test_a_trace_that_does_not_tell_its_gradients_needs_them(tmp_path: Path) -> 
 
 
 def test_a_step_is_put_together_again_from_its_own_collectives(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = recorded.of(xsp.load(trace))
+    found = of_file(trace)
     assert found.lasted == pytest.approx([300 * US] * 3 + [ALONE_US * US])
     assert found.exposed == pytest.approx(ALONE_US * US)
     answer = scaling.of(found, Job(link=LINK, plan=found.plan), [1, 2])
@@ -282,7 +290,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head.weight = embedding.weight
     model = torch.nn.Sequential(embedding, torch.nn.Linear(16, 16), torch.nn.ReLU(), head)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with xsp.profile("train", out=place, levels="M/L", batch_size=4) as profile:
+    with xsp.profile("train", out=place, levels="M/L", batch_size=4, samples=False) as profile:
         for _ in range(12):
             with profile.step():
                 optimizer.zero_grad()
@@ -313,7 +321,7 @@ def test_a_run_that_accumulates_gradients_sends_them_in_the_last_backward_pass(
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with xsp.profile("train", out=tmp_path / "run", levels="M/L", batch_size=12) as profile:
+    with xsp.profile("train", out=tmp_path / "run", levels="M/L", batch_size=12, samples=False) as profile:
         for _ in range(12):
             with profile.step():
                 for _ in range(3):
@@ -439,7 +447,7 @@ def test_backward_work_of_a_module_around_others_is_where_it_was_recorded(tmp_pa
 
     model = Losing()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with xsp.profile("train", out=tmp_path / "run", levels="M/L/G", batch_size=8) as profile:
+    with xsp.profile("train", out=tmp_path / "run", levels="M/L/G", batch_size=8, samples=False) as profile:
         for _ in range(12):
             with profile.step():
                 optimizer.zero_grad()
@@ -492,7 +500,7 @@ def test_parameters_that_are_frozen_have_no_gradients(tmp_path: Path) -> None:
     for each in (*model[0].parameters(), model[2].bias):  # a module whole, another one in part
         each.requires_grad_(False)
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
-    with xsp.profile("train", out=tmp_path / "run", levels="M/L", batch_size=4) as profile:
+    with xsp.profile("train", out=tmp_path / "run", levels="M/L", batch_size=4, samples=False) as profile:
         for _ in range(12):
             with profile.step():
                 model(torch.ones(4, 16)).sum().backward()
@@ -512,7 +520,7 @@ def test_models_whose_modules_have_equal_names_have_gradients_of_their_own(tmp_p
     torch = pytest.importorskip("torch")
     first, second = (torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, size)) for size in (8, 2))
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
-    with xsp.profile("train", out=tmp_path / "run", levels="M/L", batch_size=4) as profile:
+    with xsp.profile("train", out=tmp_path / "run", levels="M/L", batch_size=4, samples=False) as profile:
         for _ in range(12):
             with profile.step():
                 second(first(torch.ones(4, 8))).sum().backward()
@@ -526,7 +534,7 @@ def test_a_model_without_a_backward_pass_in_the_step_has_no_gradients(tmp_path: 
     torch = pytest.importorskip("torch")
     generator, critic = (torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, size)) for size in (8, 2))
     optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
-    with xsp.profile("train", out=tmp_path / "run", batch_size=4) as profile:
+    with xsp.profile("train", out=tmp_path / "run", batch_size=4, samples=False) as profile:
         for _ in range(40):
             with profile.step():
                 optimizer.zero_grad()
@@ -544,7 +552,7 @@ def test_of_a_program_that_evaluates_most_of_its_time_the_steps_that_train_are_p
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with xsp.profile("train", out=tmp_path / "run", levels="M/L") as profile:
+    with xsp.profile("train", out=tmp_path / "run", levels="M/L", samples=False) as profile:
         for _ in range(12):
             with profile.step():
                 model.train()
@@ -594,7 +602,7 @@ def test_sets_of_changes_are_held_against_the_job_that_was_asked_for(
 
 
 def test_gradients_that_are_compressed_travel_in_fewer_bytes_and_parameters_do_not(trace: Path) -> None:
-    found = recorded.of(xsp.load(trace))
+    found = of_file(trace)
     link = collectives.link("0us,1GB/s")
     whole, half = (
         scaling.of(found, Job(link=link, algorithm=Algorithm.RING, plan=found.plan, compress=each), [8]).points[0]
@@ -609,14 +617,14 @@ def test_gradients_that_are_compressed_travel_in_fewer_bytes_and_parameters_do_n
 
 
 def test_buckets_of_a_run_that_a_smaller_size_does_not_divide_are_said(trace: Path) -> None:
-    found = recorded.of(xsp.load(trace))
+    found = of_file(trace)
     for size, said in ((1 << 20, True), (1 << 30, False)):
         notes = text.as_json(scaling.of(found, Job(2, LINK, bucket=size), [2]))["notes"]
         assert any("a smaller --bucket does not divide them" in each for each in notes) == said
 
 
 def test_work_that_takes_half_as_long_is_scaled_and_said(trace: Path) -> None:
-    found = recorded.of(xsp.load(trace))
+    found = of_file(trace)
     half = found.computing(0.5)
     assert half.work.update == found.work.update / 2
     assert half.work.input == found.work.input
@@ -625,7 +633,7 @@ def test_work_that_takes_half_as_long_is_scaled_and_said(trace: Path) -> None:
 
 
 def test_a_loader_that_is_stated_is_no_longer_unknown(trace: Path) -> None:
-    found = recorded.of(xsp.load(trace))
+    found = of_file(trace)
     waited = dataclasses.replace(found, unknown=(recorded.WAITED, "another"))
     stated = waited.with_loader(0.001, 0.002, 4, "reading: as told")
     assert stated.unknown == ("another",)
@@ -654,7 +662,7 @@ def test_a_trace_of_several_ranks_needs_no_link_for_one_and_is_not_checked_witho
 def test_a_run_without_a_backward_pass_is_refused_with_what_to_record(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(4, 4)
-    with xsp.profile("predicts", out=tmp_path / "run", levels="M/L") as profile:
+    with xsp.profile("predicts", out=tmp_path / "run", levels="M/L", samples=False) as profile:
         for _ in range(6):
             with profile.step(), torch.no_grad():
                 model(torch.ones(1, 4))
@@ -675,11 +683,11 @@ def test_slow_ranks_are_told_apart_on_the_command_line() -> None:
     "name",
     [
         "kineto_nvidia/hta_a100_nccl_metadata_rank0of2.json.gz",
-        "kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8.json.gz",
+        deep("kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8.json.gz"),
     ],
 )
 def test_real_traces_of_one_rank_are_predicted_and_add_up(shared: Path, name: str) -> None:
-    found = recorded.of(xsp.load(shared / "traces" / name))
+    found = of_file(shared / "traces" / name)
     point = scaling.of(found, Job(link=LINK, plan=found.plan), [found.ranks]).points[0]
     assert found.plan is not None
     assert sum(point.found.parts.values()) == pytest.approx(point.found.step, rel=1e-6)
@@ -690,16 +698,16 @@ def test_real_traces_of_one_rank_are_predicted_and_add_up(shared: Path, name: st
     "name",
     [
         "kineto_nvidia/hta_a100_nccl_metadata_rank0of2.json.gz",
-        "kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8.json.gz",
-        "multi_rank/hta_sampled_rank-0.json.gz",
-        "multi_rank/hta_sampled_rank-1.json.gz",
+        deep("kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8.json.gz"),
+        deep("multi_rank/hta_sampled_rank-0.json.gz"),
+        deep("multi_rank/hta_sampled_rank-1.json.gz"),
         "multi_rank",
     ],
 )
 def test_steps_of_real_jobs_of_several_devices_are_within_a_tenth_when_put_together_from_their_parts(
     shared: Path, name: str
 ) -> None:
-    found = recorded.of(xsp.load(shared / "traces" / name))
+    found = of_file(shared / "traces" / name)
     rebuilt = scaling.of(found, Job(link=LINK, plan=found.plan), [1]).rebuilt
     assert rebuilt is not None
     assert rebuilt.step == pytest.approx(found.step, rel=0.1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 import xsp
 from xsp import rundir
@@ -165,15 +166,14 @@ def job(tmp_path: Path, ranks: int, blocks: int = 1, **environment: str) -> list
     return complaints
 
 
-def test_all_ranks_of_a_job_go_to_the_same_directory(tmp_path: Path) -> None:
-    for ranks, port in ((2, "1"), (3, "2"), (1, "3"), (2, "3")):
+@pytest.mark.parametrize("jobs", [[(2, "1"), (1, "2")], deep([(2, "1"), (3, "2"), (1, "3"), (2, "3")])])
+def test_all_ranks_of_a_job_go_to_the_same_directory(tmp_path: Path, jobs: list[tuple[int, str]]) -> None:
+    for ranks, port in jobs:
         job(tmp_path, ranks, MASTER_PORT=port, TORCHELASTIC_RUN_ID="none")
     parts = {run.name: [part.name for part in rundir.rank_parts(run)] for run in tmp_path.iterdir()}
+    names = ["own", *(f"own-{number}" for number in range(2, len(jobs) + 1))]
     assert parts == {
-        "own": ["rank-0000", "rank-0001"],
-        "own-2": ["rank-0000", "rank-0001", "rank-0002"],
-        "own-3": ["rank-0000"],
-        "own-4": ["rank-0000", "rank-0001"],
+        name: [f"rank-000{rank}" for rank in range(ranks)] for name, (ranks, _) in zip(names, jobs, strict=True)
     }
 
 
@@ -184,6 +184,7 @@ def test_ranks_whose_jobs_cannot_be_told_apart_go_on_together_where_their_parts_
     assert (said.count("is taken"), silent) == (1, "")
 
 
+@pytest.mark.slow
 def test_a_job_whose_ranks_were_started_again_leaves_the_first_attempt_alone(tmp_path: Path) -> None:
     for attempt in "01":
         job(tmp_path, 2, TORCHELASTIC_RUN_ID="x", TORCHELASTIC_RESTART_COUNT=attempt)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fakecuda
 import pytest
+from depth import deep
 from fakecuda import Standing, attached, serving, wait_for
 from sharing import Running
 from test_share_store import KIB, file_of
@@ -236,9 +237,9 @@ def test_a_store_without_the_device_says_so(standing: Standing, tmp_path: Path) 
     ("variables", "says"),
     [
         ({"STANDIN_DEVICES": "0"}, "cuInit failed (CUDA_ERROR_NO_DEVICE); there is no NVIDIA device"),
-        ({"STANDIN_REFUSES": "cuIpcGetMemHandle:801"}, "does not share memory between processes"),
-        ({"STANDIN_REFUSES": "cuDevicePrimaryCtxRetain:46"}, "reserved by another process"),
-        ({"STANDIN_TOTAL": "1000000"}, "memory comes in pieces of 2.0 MiB"),
+        deep({"STANDIN_REFUSES": "cuIpcGetMemHandle:801"}, "does not share memory between processes"),
+        deep({"STANDIN_REFUSES": "cuDevicePrimaryCtxRetain:46"}, "reserved by another process"),
+        deep({"STANDIN_TOTAL": "1000000"}, "memory comes in pieces of 2.0 MiB"),
         ({"LD_LIBRARY_PATH": ""}, "there is no NVIDIA driver here (libcuda.so.1 cannot be loaded)"),
     ],
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 from sharing import Running, running
 
 torch = pytest.importorskip("torch")
@@ -114,11 +115,11 @@ def test_building_without_values_is_for_the_thread_that_asks_and_ends_with_the_l
     "spec",
     [
         "torchvision:mobilenet_v3_small",
-        "torchvision:shufflenet_v2_x0_5",
-        "timm:vit_tiny_patch16_224",
+        deep("torchvision:shufflenet_v2_x0_5"),
+        deep("timm:vit_tiny_patch16_224"),
         "transformers:gpt2?n_layer=2&n_embd=64&n_head=2",
-        "transformers:bert?num_hidden_layers=2&hidden_size=64&num_attention_heads=2",
-        "transformers:t5?num_layers=2&d_model=64",
+        deep("transformers:bert?num_hidden_layers=2&hidden_size=64&num_attention_heads=2"),
+        deep("transformers:t5?num_layers=2&d_model=64"),
     ],
 )
 def test_real_models_are_the_same_to_the_last_bit(there: Running, tmp_path: Path, spec: str) -> None:
@@ -358,7 +359,7 @@ print("wrote", flush=True)
 """
 
 
-@pytest.mark.parametrize("way", ["numpy", "operator", "optimizer", "mprotect"])
+@pytest.mark.parametrize("way", ["numpy", deep("operator"), deep("optimizer"), "mprotect"])
 def test_who_writes_past_python_is_stopped_alone(there: Running, tmp_path: Path, way: str) -> None:
     torch.manual_seed(0)
     module, x = torch.nn.Linear(64, 64), torch.randn(3, 64)
