@@ -1,4 +1,4 @@
-"""What a benchmark says where a model, a rank or a case fails, where it is interrupted, and where there is one of all."""
+"""What a benchmark prints if a model, a rank or a case fails, if it is interrupted, and if there is only one of all."""
 
 from __future__ import annotations
 

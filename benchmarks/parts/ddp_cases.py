@@ -107,5 +107,5 @@ def _ended(those: Sequence[subprocess.Popen[str]], name: str) -> str:
     names = [f"{name} {rank}" for rank in range(len(those))] if len(those) > 1 else [name]
     failed = [f"{one} ended with {processes.ending(code)}" for one, code in zip(names, codes, strict=True) if code]
     if failed:
-        raise Failed(f"{', '}.join(failed)}; what was wrong stands above")
+        raise Failed(f"{', '.join(failed)}; the reason is printed above")
     return said or ""

@@ -456,7 +456,9 @@ def test_sections_of_others_are_drawn_as_text_tables_charts_and_trees(browser, t
             canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(value => value))
     """)
     assert painted == [True, True]
-    names = "return [...document.querySelectorAll('#section-bound .chart')].map(each => each.getAttribute('aria-label'))"
+    names = (
+        "return [...document.querySelectorAll('#section-bound .chart')].map(each => each.getAttribute('aria-label'))"
+    )
     bars, points = browser.execute_script(names)
     assert "1 of 2 without a figure" in bars
     assert "best 4.400 ms" in bars

@@ -132,7 +132,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="with --decode A:B: the i-th expert is chosen with probability ~ i^-S (default: 0, equal)",
     )
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page: ladder, waterfall by layer, calls with the longest path"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page: ladder, waterfall by layer, calls with the longest path",
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
