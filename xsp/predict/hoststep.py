@@ -222,9 +222,9 @@ def _waited_for_ranks(trace: Trace) -> float:
     """Return the seconds of the backward pass that waited for collectives of the host.
 
     After the last operator of a layer, DistributedDataParallel waits for all collectives: all time with a collective
-    and without an operator is a wait. Before it, a gap between operators is a wait only for collectives that ended in it.
-    Nothing waited for a collective that still ran when the next operator began: such a gap is the program's own, and is
-    there on any number of ranks.
+    and without an operator is a wait. Before it, a gap between operators is a wait only for collectives that ended in
+    it. Nothing waited for a collective that still ran when the next operator began: such a gap is the program's own,
+    and is there on any number of ranks.
     """
     rows = trace.sql(
         f"""
