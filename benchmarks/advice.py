@@ -123,14 +123,14 @@ QUICK = ("onednn_off", "clone_in_blocks", "sleep_in_a_module")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__)
-    made.add_argument("--out", type=Path, help="keep runs, timings and answers there, and go on with what is there")
-    made.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(PLANTED), help="of a program in flaws/")
-    made.add_argument("--fill", type=float, help="seconds a program for timings of its calls (default: 60, quick: 5)")
-    made.add_argument("--turns", type=int, help="of a trial at most (default: 8, quick: 3)")
+    made.add_argument("--out", type=Path, help="keep runs, timings and answers there, and continue from them")
+    made.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(PLANTED), help="programs of flaws/")
+    made.add_argument("--fill", type=float, help="seconds per program for timings of its calls (default: 60, quick: 5)")
+    made.add_argument("--turns", type=int, help="maximum turns of a trial (default: 8, quick: 3)")
     made.add_argument(
-        "--seconds", type=float, help="begin no further program after so many; with --out, call it again (default: all)"
+        "--seconds", type=float, help="start no further program after this time; with --out, run it again"
     )
-    made.add_argument("--no-try", action="store_true", help="ask only")
+    made.add_argument("--no-try", action="store_true", help="only ask for advice")
     options = turns.parse(made, arguments)
     names = tuple(options.only or (QUICK if options.quick else PLANTED))
     os.environ.update(turns.KEEPING)  # inherited by all subprocesses: programs, trials, timings of calls
@@ -139,19 +139,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         out.mkdir(parents=True, exist_ok=True)
         wanted = [*names, *(f"{name} --mended" for name in names if name in SOUND)]
         until = math.inf if options.seconds is None else time.monotonic() + options.seconds
-        found = {
-            text: _answer(text, out, options)
-            for text in wanted
-            if time.monotonic() < until or _path(text, out).exists()
-        }
+        found: dict[str, dict[str, Any]] = {}
+        interrupted = False
+        try:
+            for text in wanted:
+                if time.monotonic() < until or _path(text, out).exists():
+                    found[text] = _answer(text, out, options)
+            for name in names:
+                if name in found and time.monotonic() < until and not options.no_try:
+                    found[name] = _with_mended(name, found[name], out, options)
+        except KeyboardInterrupt:
+            interrupted = True
     flawed = {text: answer for text, answer in found.items() if " " not in text}
-    for name, answer in flawed.items():
-        if time.monotonic() < until and not options.no_try:
-            flawed[name] = _with_mended(name, answer, out, options)
     clean = {text.split()[0]: answer for text, answer in found.items() if " " in text}
     report = _report(flawed, clean, options)
+    if interrupted:
+        report.part("interrupted: the figures are of what was measured before")
     if left := len(wanted) - len(found):
-        report.notes.append(f"{left} of {len(wanted)} programs are left: call it again with the same --out")
+        report.notes.append(f"{left} of {len(wanted)} programs are left: run it again with the same --out")
     report.finish(options)
 
 
@@ -181,7 +186,7 @@ def _answer(text: str, out: Path, options: argparse.Namespace) -> dict[str, Any]
             with _as_installed(name):
                 found = _asked(name, mended, place, out / "timings", options)
         except (XspError, subprocess.SubprocessError) as error:
-            found = {"error": str(error).splitlines()[0]}
+            found = {"error": next(iter(str(error).splitlines()), "") or type(error).__name__}
         path.write_text(json.dumps(found), encoding="utf-8")
     return found
 
@@ -189,7 +194,7 @@ def _answer(text: str, out: Path, options: argparse.Namespace) -> dict[str, Any]
 def _with_mended(name: str, answer: dict[str, Any], out: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return an answer with the gain from mending the flaw, if advice named the flaw and no trial measured the gain."""
     if "rank" in answer and "mended" not in answer and not _measured(answer):
-        turns.say(f"  {name}, mended by hand")
+        turns.say(f"  {name}, without its flaw")
         path = _path(name, out)
         with _as_installed(name):
             mended = _mended(answer["advice"][answer["rank"] - 1], FLAWS / f"{name}.py", path.parent, options)
@@ -321,18 +326,18 @@ def _notes(flawed: Mapping[str, dict[str, Any]], clean: Mapping[str, dict[str, A
     off = [each["off_percent"] for each in tried if each["off_percent"] is not None]
     bounds = [each for each in tried if each["at_most"]]
     notes = [
-        f"right advice among the first {FIRST}: {len(ranked)} of {len(flawed)} (goal {RANKED:.0%})",
-        f"no advice without a flaw: {len(quiet)} of {len(clean)} (goal: all)",
+        f"right advice among the first {FIRST} pieces: {len(ranked)} of {len(flawed)} (goal {RANKED:.0%})",
+        f"no advice for programs without a flaw: {len(quiet)} of {len(clean)} (goal: all)",
     ]
     if tried:
         faster = sum(each["came_true"] for each in tried)
-        notes.append(f"tried or mended, and the step was faster: {faster} of {len(tried)} (goal {SIGN:.0%})")
+        notes.append(f"step faster with the change: {faster} of {len(tried)} (goal {SIGN:.0%})")
         kept = sum(each["real_percent"] <= PASSED * each["promised_percent"] for each in bounds)
-        notes.append(f"gains within their upper bound, and a tenth: {kept} of {len(bounds)}")
+        notes.append(f"gains within {PASSED:g} times their upper bound: {kept} of {len(bounds)}")
     if off:
-        notes.append(f"error of the promise: {statistics.median(off):.0f} % (median, goal {OFF:.0f} %)")
+        notes.append(f"error of the predicted gain: {statistics.median(off):.0f} % (median, goal {OFF:.0f} %)")
     errors = [name for name, answer in (*flawed.items(), *clean.items()) if "error" in answer]
-    return [*notes, *([f"could not be asked about: {', '.join(errors)}"] if errors else [])]
+    return [*notes, *([f"no answer for: {', '.join(errors)}"] if errors else [])]
 
 
 if __name__ == "__main__":

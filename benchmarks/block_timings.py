@@ -35,15 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(made, arguments)
     report = turns.Report(
         "block_timings",
-        "Timing the calls of models, and timing 20 of them again",
+        "Timing the calls of models, and repeating 20 timings",
         ("model", "threads", "different", "timed", "s", "within 60 s", "again, median", "90th", "goal", "drift"),
     )
-    for name in options.models or (QUICK if options.quick else MODELS):
-        for threads in options.threads:
-            turns.say(f"{name}, {threads} threads")
-            report.add(_row(name, threads, options.seed))
+    with report.until_interrupted():
+        for name in options.models or (QUICK if options.quick else MODELS):
+            for threads in options.threads:
+                turns.say(f"{name}, {threads} threads")
+                with report.trying(f"{name}, {threads} threads"):
+                    report.add(_row(name, threads, options.seed))
     report.notes.append(
-        f"Again: difference of the trimmed means, without signs; the goal is {MEDIAN:.0%} at the median and "
+        f"Again: absolute difference of the trimmed means; the goal is {MEDIAN:.0%} at the median and "
         f"{NINETIETH:.0%} at the 90th percentile. Drift: how much slower fixed work was than in its best round."
     )
     report.finish(options)

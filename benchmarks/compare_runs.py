@@ -89,7 +89,7 @@ def measured(
             of_round[name] = series.steps(xsp.load(out))
         alike, _ = series.alike(list(of_round.values()))
         found.append({name: each[0] for name, each in zip(of_round, alike, strict=True)})
-        turns.say(f"  round {turn + 1} of {rounds}, {len(found)} in all")
+        turns.say(f"  round {turn + 1} of {rounds}, {len(found)} in total")
         yield found
 
 
@@ -120,16 +120,16 @@ def spread(values: Sequence[float]) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=12)
-    made.add_argument("--sizes", nargs="+", choices=SIZES, help="of the program (default: small, quick: small)")
-    made.add_argument("--turns", type=int, default=evidence.USUAL, help="at most, of a course (default: 20)")
+    made.add_argument("--sizes", nargs="+", choices=SIZES, help="sizes of the program (default: small, quick: small)")
+    made.add_argument("--turns", type=int, default=evidence.USUAL, help="maximum turns of a course (default: 20)")
     made.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE")
-    made.add_argument("--seconds", type=float, metavar="S", help="begin no round that may end later (needs --out)")
-    made.add_argument("--courses", type=int, default=40, help="pairs of programs that are compared (default: 40)")
+    made.add_argument("--seconds", type=float, metavar="S", help="start no round that may end later (needs --out)")
+    made.add_argument("--courses", type=int, default=40, help="pairs of programs to compare (default: 40)")
     made.add_argument("--steps", type=int, default=12, help="steps of a run at each level (default: 12)")
-    made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    made.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
     options = turns.parse(made, arguments)
     options.sizes = options.sizes or ["small"]
-    report = turns.Report("compare_runs", "How often xsp compare is wrong, and what it finds", COLUMNS)
+    report = turns.Report("compare_runs", "Error rate of xsp compare, and what it finds", COLUMNS)
     kept = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
     for size in options.sizes:
         turns.say(f"  {size}")
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if options.out:
                     options.out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
         if len(rounds) < evidence.FIRST:
-            turns.say(f"  {len(rounds)} rounds, and at least {evidence.FIRST} are needed to say anything")
+            turns.say(f"  {len(rounds)} rounds, but a result needs at least {evidence.FIRST}")
             continue
         most = min(options.turns, len(rounds))
         how = evidence.repeats(most)
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     report.notes += [
         f"At most {options.turns} turns; courses that share rounds are not independent of each other: more --rounds "
-        "tell more.",
+        "give more evidence.",
     ]
     report.finish(options)
 

@@ -58,18 +58,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         timings = bench.Timings.open(kept.folder / "timings")
         wanted, until = steps.chosen(options), steps.until(options)
         graphs: dict[str, Graph] = {}
-        for text in wanted:
-            if (options.only_report or time.monotonic() > until) and (
-                text, options.batch, options.threads
-            ) not in kept.steps:  # fmt: skip
-                continue
-            spec, settings = steps.settings_of(text, options.batch, options.seed)
-            captured = graph.of(spec, batch=options.batch, sequence=settings.sequence)
-            graphs[text] = replace(captured, name=text)
-            if not options.only_report and time.monotonic() < until:
-                turns.say(f"{len(graphs)}/{len(wanted)} {text}")
-                _measure(text, graphs[text], kept, timings, sizes, options)
+        lacking = turns.Report("", "", ())  # what is noted while models are measured
+        with lacking.until_interrupted():
+            for text in wanted:
+                if (options.only_report or time.monotonic() > until) and (
+                    text, options.batch, options.threads
+                ) not in kept.steps:  # fmt: skip
+                    continue
+                with lacking.trying(text):
+                    spec, settings = steps.settings_of(text, options.batch, options.seed)
+                    captured = graph.of(spec, batch=options.batch, sequence=settings.sequence)
+                    graphs[text] = replace(captured, name=text)
+                    if not options.only_report and time.monotonic() < until:
+                        turns.say(f"{len(graphs)}/{len(wanted)} {text}")
+                        _measure(text, graphs[text], kept, timings, sizes, options)
         report = _report(graphs, kept, timings, sizes, how, options.batch)
+        report.notes += lacking.notes
+        report.whole = lacking.whole and bool(graphs)
         report.notes.append(f"Measured: {len(graphs)} of {len(wanted)} models.")
     report.finish(options)
 
@@ -280,7 +285,10 @@ def _ratios(row: Mapping[str, Any]) -> list[str]:
 def _saved(options: argparse.Namespace) -> None:
     """Print the saved figures compared with the goals; with `--save` also store these notes with the figures."""
     path = page.RESULTS / "construction.json"
-    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved = turns.stored(path)
+    if saved is None:
+        turns.say(f"{path}: no figures are saved there")
+        return
     notes = goals(saved["data"])
     print("\n".join(notes))
     if options.save:

@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         against = turns.middle([a / b for a, b in zip(values, found["floor"], strict=True)])
         report.add([name, each.shown(0), rate.shown(0), against.shown(2)], ns=each, rate=rate, rounds=values)
     report.notes += [
-        "`callback` runs on a thread of CUPTI's and holds Python's lock at the flush after a step; `spans` after it.",
+        "`callback` runs on a thread of CUPTI and holds the GIL at the flush after a step; `spans` runs after it.",
         f"Records are of the class {kernel_class(cupti).__name__}.",
     ]
     report.finish(options)

@@ -40,62 +40,83 @@ SIZES = (256, 512, 1024, 2048)
 def main(arguments: Sequence[str] | None = None) -> None:
     made = steps.add_options(turns.parser(__doc__))
     made.add_argument("--train", action="store_true", help="training steps, batch 1")
-    made.add_argument("--budget", type=float, help="seconds a model for its layers (default: 60, quick: 20)")
-    made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    made.add_argument("--budget", type=float, help="seconds per model for its layers (default: 60, quick: 20)")
+    made.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
     options = turns.parse(made, arguments)
     import torch
 
     torch.set_num_threads(options.threads)
     peak, bandwidth = _peak(torch), _bandwidth(torch)
-    how = construct.How(threads=options.threads)
     what = "training step" if options.train else "step"
-    modes = () if options.train else MODES
     errors: dict[str, dict[str, float]] = {}
     refused: dict[str, str] = {}
+    report = turns.Report(
+        f"estimators{'_training' * options.train}",
+        "",
+        ("estimator", "models", "geometric mean", "least", "most", "error, mean abs.", "times the error of R2"),
+    )
     wanted, until, covered = _wanted(options), steps.until(options), 0
-    with tempfile.TemporaryDirectory() as folder:
+    with report.until_interrupted(), tempfile.TemporaryDirectory() as folder:
         kept = steps.Kept(options.out or Path(folder))
         timings = bench.Timings.open(kept.folder / "timings")
         for text in wanted:
             if time.monotonic() > until and (text, 1, options.threads) not in kept.steps:
                 continue
-            covered += 1
-            turns.say(f"{covered}/{len(wanted)} {text}")
-            spec, settings = steps.settings_of(text, 1, options.seed)
-            found = replace(graph.of(spec, batch=1, sequence=settings.sequence, train=settings.train), name=text)
-            ((step, _),) = steps.each([text], (1,), (options.threads,), kept, options)
-            missing = [pair for pair in bench.specs(found, threads=options.threads) if timings.get(pair[0].key) is None]
-            if missing and time.monotonic() < until:
-                turns.say(f"  {text}: {len(missing)} layers have no timing")
-                bench.fill(missing, timings, options.budget or (20 if options.quick else 60))
-            made_of = construct.construct(found, timings, 1, how=how)
-            told: dict[str, float | None] = {
-                "timed layers (R2)": None if made_of.at_least else made_of.ns,
-                "FLOPs ÷ peak": _over(found, peak, None),
-                "FLOPs ÷ peak, bytes ÷ bandwidth": _over(found, peak, bandwidth),
-            }
-            for mode in modes:
-                told[f"RuntimeEstimator, {mode}"] = _estimated(spec, settings, mode, refused)
-            for name, ns in told.items():
-                if ns:
-                    errors.setdefault(name, {})[text] = ns / step.ns
-    report = turns.Report(
-        f"estimators{'_training' * options.train}",
-        f"Foretold over measured {what}, {covered} of {len(wanted)} models, {options.threads} threads, batch 1",
-        ("estimator", "models", "geometric mean", "least", "most", "error, mean abs.", "times the error of R2"),
+            turns.say(f"{covered + 1}/{len(wanted)} {text}")
+            with report.trying(text):
+                own = _ratios(text, kept, timings, (peak, bandwidth), until, options, refused)
+                covered += 1
+                for name, ratio in own.items():
+                    errors.setdefault(name, {})[text] = ratio
+    report.title = (
+        f"Predicted over measured {what}, {covered} of {len(wanted)} models, {options.threads} threads, batch 1"
     )
     names = ["timed layers (R2)", "FLOPs ÷ peak", "FLOPs ÷ peak, bytes ÷ bandwidth"]
-    for name in [*names, *(f"RuntimeEstimator, {mode}" for mode in modes)]:
+    for name in [*names, *(f"RuntimeEstimator, {mode}" for mode in _modes(options))]:
         _add(report, name, errors.get(name, {}), errors.get(names[0], {}), refused.get(name, ""))
     report.notes.append(
-        f"Peak {peak:.3g} FLOPs a second, {bandwidth:.3g} bytes a second, each the most that was measured here. The "
-        "error is |foretold / measured − 1|; the last column compares it over the models that both have. Timed "
-        "layers are without the framework's own time between them."
+        f"Peak {peak:.3g} FLOPs per second, {bandwidth:.3g} bytes per second, each the maximum measured here. The "
+        "error is |predicted / measured − 1|; the last column compares it over the models that both have. Timed "
+        "layers do not include the framework's own time between them."
     )
     if options.train:
         report.notes.append(f"Goal of timed layers: a geometric mean of at least {LEAST_TRAINED}, on ten models.")
-    report.notes += [f"{name}: refuses this machine: {reason}" for name, reason in refused.items()]
+    report.notes += [f"{name}: does not support this machine: {reason}" for name, reason in refused.items()]
     report.finish(options)
+
+
+def _ratios(
+    text: str,
+    kept: steps.Kept,
+    timings: bench.Timings,
+    rates: tuple[float, float],
+    until: float,
+    options: argparse.Namespace,
+    refused: dict[str, str],
+) -> dict[str, float]:
+    """Return the foretold over the measured step of a model, by estimator; `rates` are of FLOPs and of bytes."""
+    peak, bandwidth = rates
+    spec, settings = steps.settings_of(text, 1, options.seed)
+    found = replace(graph.of(spec, batch=1, sequence=settings.sequence, train=settings.train), name=text)
+    ((step, _),) = steps.each([text], (1,), (options.threads,), kept, options)
+    missing = [pair for pair in bench.specs(found, threads=options.threads) if timings.get(pair[0].key) is None]
+    if missing and time.monotonic() < until:
+        turns.say(f"  {text}: {len(missing)} layers have no timing")
+        bench.fill(missing, timings, options.budget or (20 if options.quick else 60))
+    made_of = construct.construct(found, timings, 1, how=construct.How(threads=options.threads))
+    told: dict[str, float | None] = {
+        "timed layers (R2)": None if made_of.at_least else made_of.ns,
+        "FLOPs ÷ peak": _over(found, peak, None),
+        "FLOPs ÷ peak, bytes ÷ bandwidth": _over(found, peak, bandwidth),
+    }
+    for mode in _modes(options):
+        told[f"RuntimeEstimator, {mode}"] = _estimated(spec, settings, mode, refused)
+    return {name: ns / step.ns for name, ns in told.items() if ns}
+
+
+def _modes(options: argparse.Namespace) -> Sequence[str]:
+    """Return the modes of PyTorch's estimator; none for training steps."""
+    return () if options.train else MODES
 
 
 def _wanted(options: argparse.Namespace) -> list[str]:

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--kernels", default=sources[0], choices=sources, help="source of device work")
     options = turns.parse(made, arguments)
     gpu_workloads.need_a_gpu()
-    report = turns.Report("gpu_attribution", "Device time by how surely its layer is known, % [95 %]", COLUMNS)
+    report = turns.Report("gpu_attribution", "Device time by certainty of its layer, % [95 %]", COLUMNS)
     notes: set[str] = set()
     for workload in gpu_workloads.each(options):
         with profiled(workload, options.rounds, options.kernels) as trace:

@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             levels = Levels("cupti", source="cupti")
         except LookupError as error:
-            raise SystemExit(f"CUPTI cannot be had here: {error}") from error
+            raise SystemExit(f"CUPTI is not available here: {error}") from error
         _add(report, replays, bare, recorded(levels, step, options.rounds))
         said = levels.notes()
         dropped = [note for note in said if "dropped" in note]

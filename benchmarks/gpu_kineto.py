@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__, rounds=5)), arguments)
     gpu_workloads.need_a_gpu()
-    report = turns.Report("gpu_kineto", "Kernels as CUPTI's records and as Kineto have them [95 %]", COLUMNS)
+    report = turns.Report("gpu_kineto", "Kernels in CUPTI's records and in Kineto [95 %]", COLUMNS)
     for workload in gpu_workloads.each(options):
         try:
             _add(report, workload.name, recorded(workload, options.rounds))
         except LookupError as error:
-            raise SystemExit(f"one of the two cannot be had here: {error}") from error
+            raise SystemExit(f"one of the two is not available here: {error}") from error
     report.notes += [gpu_workloads.device_line()]
     report.finish(options)
 

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__), seconds=8.0), arguments)
     gpu_workloads.need_a_gpu()
-    report = turns.Report("gpu_rungs", "What xsp's rungs add to a step on a GPU, % of the bare step [95 %]", COLUMNS)
+    report = turns.Report("gpu_rungs", "Overhead of xsp's rungs on a GPU, % of the bare step [95 %]", COLUMNS)
     notes: set[str] = set()
     taker = turns.turns_of(options)
     for workload in gpu_workloads.each(options):

@@ -117,8 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gpu_workloads.need_a_gpu()
     report = turns.Report("gpu_share", "Weights on a device from a file and from a store there [95 %]", COLUMNS)
     for name in MODELS[:2] if options.quick else MODELS:
-        with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+        found: dict[str, Any] = {}
+        with report.trying(name), tempfile.TemporaryDirectory(prefix="xsp-") as folder:
             found = measure(f"torchvision:{name}", Path(folder), options.rounds)
+        if not found:
+            continue
         gains = [one["both"] / other["both"] for one, other in zip(found[MMAP], found[ATTACH], strict=True)]
         loads = [turns.middle([each["load"] / 1e6 for each in found[way]]).shown(1) for way in (MMAP, ATTACH)]
         copies = found["copies"]

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     report = turns.Report(
         "gpu_tiles",
-        "Rates of sums and prefix sums as shares of a copy's, by elements of a segment",
+        "Rates of sums and prefix sums relative to a copy, by elements per segment",
         ("elements", "sums, fastest", "share", "torch.sum", "prefix sums, fastest", "share ", "torch.cumsum", "error"),
     )
     torch.manual_seed(options.seed)
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if not errors[way.name] <= MOST_ERROR[kind]:  # segments too long for float16 between products
                     found[kind].remove(way)
         best = shares(found, by_events, options.rounds)
-        none = ("none is right", float("nan"))
+        none = ("none is correct", float("nan"))
         (added, share), (scanned, scan_share) = best.get("reduction", none), best.get("scan", none)
         reached["reduction"] += share >= GOAL
         reached["scan"] += scan_share >= GOAL

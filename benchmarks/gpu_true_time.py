@@ -157,12 +157,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__), seconds=4.0), arguments)
     gpu_workloads.need_a_gpu()
-    report = turns.Report("gpu_true_time", "xsp's true times on a GPU against bare ones [95 %]", COLUMNS)
+    report = turns.Report("gpu_true_time", "xsp's true times on a GPU compared with bare ones [95 %]", COLUMNS)
     for workload in gpu_workloads.each(options):
         one = measure(workload, gpu_workloads.rounds_of(workload, options, 6), options)
         report.add(_row(workload.name, one), bare=one.bare, events=one.events, true=one.true, layers=one.layers)
     report.notes += [
-        "A layer's figure is that of the model's direct children that take 50 µs or more on the device.",
+        "Layers are the direct children of the model that take 50 µs or more on the device.",
         gpu_workloads.device_line(),
     ]
     report.finish(options)

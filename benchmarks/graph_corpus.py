@@ -59,8 +59,10 @@ def with_few_layers(spec: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__, rounds=3)
     made.add_argument("--models", type=int, help=f"how many, chosen by the seed (default: {SAMPLE}, quick: {QUICK})")
-    made.add_argument("--all", action="store_true", help="all of them")
-    made.add_argument("--sources", nargs="+", default=list(SOURCES), help=f"(default: {' '.join(SOURCES)})")
+    made.add_argument("--all", action="store_true", help="all models")
+    made.add_argument(
+        "--sources", nargs="+", default=list(SOURCES), choices=list(GOAL), help=f"(default: {' '.join(SOURCES)})"
+    )
     made.add_argument("--out", type=Path, help="keep graphs and measures here, and go on from what is there")
     options = turns.parse(made, arguments)
     wanted = None if options.all else options.models or (QUICK if options.quick else SAMPLE)
@@ -81,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             report.add(_cells(source, of_source))
     nodes, keys = curve[-1] if curve else (0, 0)
     report.notes.append(
-        f"Of {nodes:,} computing nodes {keys:,} are different, {keys / max(nodes, 1):.1%}; the goal of {UNIQUE:.0%} is "
-        "for 1,000 models and more: the fewer models, the fewer siblings among them."
+        f"Of {nodes:,} computing nodes {keys:,} are distinct, {keys / max(nodes, 1):.1%}; the goal of {UNIQUE:.0%} is "
+        "for 1,000 models or more: fewer models have fewer siblings among them."
     )
     report.notes += [f"{row['spec']}: {row['error']}" for row in rows if "error" in row]
     report.data["growth"] = curve[:: max(1, len(curve) // 50)]

@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from parts import turns
 
 import xsp
 from xsp import models
+from xsp.errors import XspError
 from xsp.graph import keys, observed
 from xsp.graph.node import Graph, Why
 
@@ -42,16 +43,16 @@ Row = dict[str, Any]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--seconds", type=float, default=600, help="in all; fewer models then (default: 600)")
-    made.add_argument("--models", nargs="+", help="these, in place of some that the seed chooses")
-    made.add_argument("--out", type=Path, help="keep what is compared here, and go on from what is there")
+    made.add_argument("--seconds", type=float, default=600, help="time limit (default: 600)")
+    made.add_argument("--models", nargs="+", help="models (default: a selection by the seed)")
+    made.add_argument("--out", type=Path, help="keep comparisons here, and continue from them")
     options = turns.parse(made, arguments)
     specs = options.models or [name for source in ("torchvision", "timm") for name in models.names(source)]
     if not options.models:
         random.Random(options.seed).shuffle(specs)
     report = turns.Report(
         "graph_sources",
-        "Captured steps against other sources of the same step",
+        "Captured steps compared with other sources of the same step",
         ("source", "models", "same keys", "as told", "same edges", "goal", "ask", "not made"),
     )
     warnings.simplefilter("ignore")
@@ -60,7 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kept = _Kept((options.out or Path(folder)) / FILE)
         for source, make in (("execution trace", _observed), ("program", _program)):
             wanted = len(specs) if options.models else QUICK if options.quick else GOALS[source]
-            _add(report, source, _compare(source, make, specs, wanted, until, kept))
+            rows: list[Row] = []
+            with report.until_interrupted():
+                rows.extend(_compare(source, make, specs, wanted, until, kept))
+            _add(report, source, rows)
+            if not report.whole:
+                break
     report.finish(options)
 
 
@@ -87,29 +93,32 @@ class _Kept:
         return row
 
 
-def _compare(source: str, make: Made, specs: Sequence[str], wanted: int, until: float, kept: _Kept) -> list[Row]:
-    """Return the rows of `wanted` comparable models and of failed ones; fewer if the time ends first."""
-    rows: list[Row] = []
+def _compare(source: str, make: Made, specs: Sequence[str], wanted: int, until: float, kept: _Kept) -> Iterator[Row]:
+    """Yield the rows of `wanted` comparable models and of failed ones; fewer if the time ends first."""
+    rows = compared = 0
     for spec in specs:
-        if sum("keys" in row for row in rows) >= wanted:
+        if compared >= wanted:
             break
         found = kept.rows.get((source, spec))
         if found is None and time.monotonic() < until:
             found = kept.add({"source": source, "model": spec, **_row(source, make, spec)})
-            turns.say(f"{source} {len(rows) + 1} {spec} {found.get('differs') or found.get('error') or ''}")
+            turns.say(f"{source} {rows + 1} {spec} {found.get('differs') or found.get('error') or ''}")
         if found is not None and "skipped" not in found:
-            rows.append(found)
-    return rows
+            rows, compared = rows + 1, compared + ("keys" in found)
+            yield found
 
 
 def _row(source: str, make: Made, spec: str) -> Row:
-    captured = xsp.graph.of(spec)
+    try:
+        captured = xsp.graph.of(spec)
+    except XspError as error:
+        return {"error": f"it cannot be captured: {_first_line(error)}"}
     if (captured.parameters or 0) > MOST_WEIGHTS or "meta" not in captured.settings["rung"]:
         return {"skipped": "too large, or captured with values"}
     try:
         other = make(spec, models.build(spec, models.Settings()))
     except Exception as error:  # torch.export raises no specific class for what it does not support
-        return {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"}
+        return {"error": f"{type(error).__name__}: {_first_line(error)}"}
     told = captured
     if source == "execution trace":
         nodes = [replace(node, key=keys.key(observed.as_told(node.call))) for node in captured.nodes]
@@ -130,6 +139,10 @@ def _row(source: str, make: Made, spec: str) -> Row:
     }
 
 
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")[:160]
+
+
 def _alike(one: Graph, other: Graph) -> bool:
     return _keys(one) == _keys(other) and _edges(one) == _edges(other)
 
@@ -143,7 +156,7 @@ def _add(report: turns.Report, source: str, rows: Sequence[Row]) -> None:
     report.add([source, *cells, str(sum("asks" in row for row in rows)), str(sum("error" in row for row in rows))])
     report.notes += [f"{source}, {row['model']}: {row['error']}" for row in rows if "error" in row]
     report.notes += [
-        f"{source}, {row['model']}: it asks whether it is exported and then makes other calls, which are alike"
+        f"{source}, {row['model']}: it makes different calls when exported; those are the same in both"
         for row in rows
         if "asks" in row
     ]

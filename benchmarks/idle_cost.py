@@ -57,14 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with disabled:
         rounds = taker.take([Group(conditions)], options.rounds)
     columns = ("with …: pass", "ns [95 %]", "more than empty, ns", "ratio to empty")
-    report = turns.Report("idle_cost", "What xsp's calls cost when nothing records", columns)
+    report = turns.Report("idle_cost", "Cost of xsp's calls when nothing is recorded", columns)
     for name in enters:
         own = turns.middle([each[name] / times for each in rounds])
         more = turns.difference(rounds, name, "empty context manager")
         against = turns.ratio(rounds, name, "empty context manager")
         report.add([name, own.shown(1), more.shown(1, 1 / times), against.shown(3)],
                    ns=own, ratio=against, rounds=[each[name] for each in rounds])  # fmt: skip
-    report.notes += ["Each block is made by a call of a lambda, whose cost is in all rows alike.", taker.note()]
+    report.notes += ["Each block is created by a lambda, whose cost is included in all rows.", taker.note()]
     report.finish(options)
 
 

@@ -41,7 +41,7 @@ def heavy_modules() -> dict[str, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         found = json.loads(python(PROFILED, json.dumps(HEAVY), f"{folder}/run").splitlines()[-1])
     if not found["stored"]:
-        raise SystemExit("the profiled program stored no step: nothing to tell")
+        raise SystemExit("the profiled program stored no step: nothing to report")
     return {name: found[name] for name in ("before", "after")}
 
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(turns.parser(__doc__, rounds=40), arguments)
     columns = ("fresh process", "wall ms", "more than `pass`, ms [95 %]", "< 100 ms")
-    report = turns.Report("import_time", "What `import xsp` takes in a fresh process, in turns", columns)
+    report = turns.Report("import_time", "Time of `import xsp` in a fresh process, in turns", columns)
     taker = turns.turns_of(options)
     rounds = measure(taker, options.rounds)
     for name in ("pass", "import xsp"):

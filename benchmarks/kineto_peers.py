@@ -52,7 +52,7 @@ def tools(options: argparse.Namespace) -> list[Tool]:
     if options.tracelens:
         found.append(Tool("TraceLens", "tracelens", options.tracelens))
     else:
-        turns.say("  TraceLens takes no part: name the Python of an environment that has it with --tracelens")
+        turns.say("  TraceLens is left out: give the Python of an environment that has it, --tracelens")
     return found
 
 
@@ -66,7 +66,7 @@ def environment(requirements: Sequence[str]) -> str | None:
             subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
             subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            turns.say(f"  {requirements[0]} takes no part: it could not be installed ({error})")
+            turns.say(f"  {requirements[0]} is left out: it could not be installed ({error})")
             return None
         done.touch()
     return str(python)
@@ -107,8 +107,10 @@ def times(found: Sequence[Mapping[str, Turn]], peer: str, what: Callable[[Turn],
 def add_speed(report: turns.Report, trace: Path, events: int, found: Sequence[Mapping[str, Turn]]) -> None:
     """Add a row for each peer with the ratios of its times to xsp's."""
     ours = [each["xsp"] for each in found]
-    if any(turn.load_s is None for turn in ours):
-        raise SystemExit(f"{trace}: xsp did not load it: {ours[0].raised}")
+    failed = next((turn.raised.get("load", "no reason") for turn in ours if turn.load_s is None), None)
+    if failed is not None:
+        report.notes.append(f"{_short(trace)}: xsp did not load it: {failed}")
+        return
     load, asked = (
         turns.middle([turn.load_s or 0 for turn in ours]),
         turns.middle([turn.analyses_s or 0 for turn in ours]),
@@ -169,10 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=3)
     made.add_argument("traces", nargs="*", type=Path, help="files (default: all Kineto traces of ../shared/traces)")
-    made.add_argument("--peers", nargs="*", default=list(ON_PYPI), choices=list(ON_PYPI), help="of those on PyPI")
+    made.add_argument("--peers", nargs="*", default=list(ON_PYPI), choices=list(ON_PYPI), help="(default: all)")
     made.add_argument("--tracelens", help="Python of an environment that has AMD's TraceLens")
-    made.add_argument("--events", type=int, help="of the synthetic trace; 0 for none (default: 2000000, quick: 0)")
-    made.add_argument("--largest", type=int, default=3, help="how many of the largest files are timed (default: 3)")
+    made.add_argument("--events", type=int, help="events of the synthetic trace; 0: none (default: 2000000, quick: 0)")
+    made.add_argument("--largest", type=int, default=3, help="number of the largest files to time (default: 3)")
     options = turns.parse(made, arguments)
     traces = options.traces or sorted(TRACES.rglob("*.json.gz"))
     if not traces:
@@ -184,10 +186,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(traces: Sequence[Path], options: argparse.Namespace) -> list[turns.Report]:
     """Return the three tables."""
-    speed = turns.Report("kineto_peers", "Reading and analysing traces of GPUs, against peers", SPEED)
-    robust = turns.Report("kineto_peers_raised", "Who answers and who raises", ROBUST)
+    speed = turns.Report("kineto_peers", "Reading and analysing GPU traces, compared with peers", SPEED)
+    robust = turns.Report("kineto_peers_raised", "Which tools answer, and which raise", ROBUST)
     figures = turns.Report(
-        "kineto_peers_figures", "What each says of the same trace, milliseconds", ("trace", *FIGURES)
+        "kineto_peers_figures", "Figures of each tool for the same trace, milliseconds", ("trace", *FIGURES)
     )
     those = tools(options)
     counted = sorted(((count(trace), trace) for trace in traces), reverse=True)
@@ -219,9 +221,9 @@ SPEED = ("trace · peer", "events", "xsp: load, s", "peer: load", "xsp: all anal
          "xsp: peak MB", "peer: peak MB")  # fmt: skip
 ROBUST = ("trace · tool", "loaded", "answered", "refused with a reason", "raised")
 NOTE = (
-    "`×` is how many times as long the peer takes, from the pairs of each round. Each tool reads the file in a process "
-    "of its own, in random order; starting Python and importing the tool does not count, the peak of memory is that of "
-    "the whole process. xsp answers all its analyses, HTA nine, TraceLens makes its report."
+    "`×`: time of the peer over that of xsp, from the pairs of each round. Each tool reads the file in a separate "
+    "process, in random order; starting Python and importing the tool is not included; the peak memory is that of the "
+    "whole process. xsp computes all its analyses, HTA nine, TraceLens its report."
 )
 
 

@@ -68,31 +68,32 @@ class Kept:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__)
-    made.add_argument("--models", nargs="+", help="of transformers (default: one of two layers and one of twelve)")
-    made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
-    made.add_argument("--budget", type=float, help="seconds a model for its calls (default: 120, quick: 20)")
-    made.add_argument("--seconds", type=float, help="begin no further model after so many (default: all)")
-    made.add_argument("--out", type=Path, help="keep what is timed and measured here, and go on from what is there")
+    made.add_argument("--models", nargs="+", help="names (default: one of two layers and one of twelve)")
+    made.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    made.add_argument("--budget", type=float, help="seconds per model for its calls (default: 120, quick: 20)")
+    made.add_argument("--seconds", type=float, help="start no further model after this time (default: no limit)")
+    made.add_argument("--out", type=Path, help="keep timings and measurements here, and continue from them")
     options = turns.parse(made, arguments)
     report = turns.Report(
         "language_lengths",
-        f"Steps of language models at {UNSEEN_QUICK if options.quick else UNSEEN:,} tokens, foretold from shorter ones",
+        f"Language models at {UNSEEN_QUICK if options.quick else UNSEEN:,} tokens, predicted from shorter steps",
         ("step", "tokens", "measured, ms", "from calls, ms", "error", "goal", "from steps, ms", "error", "goal"),
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with report.until_interrupted(), tempfile.TemporaryDirectory() as folder:
         kept = Kept(options.out or Path(folder))
         timings = bench.Timings.open(kept.folder / "timings")
         until = math.inf if options.seconds is None else time.monotonic() + options.seconds
         for model in options.models or (QUICK if options.quick else MODELS):
             if time.monotonic() > until and kept.of(model, options.threads) is None:
-                report.notes.append(f"Left: {model}; call it again with the same --out.")
+                report.notes.append(f"Not done: {model}; run it again with the same --out.")
                 continue
             turns.say(model)
-            _rows(report, model, kept, timings, options)
+            with report.trying(model):
+                _rows(report, model, kept, timings, options)
     report.notes.append(
         f"The goal is an error of at most {WITHIN:.0%}. From calls: the sum of calls timed one by one, and of empty "
         "calls of modules and views, as a curve. From steps: a curve through the measured steps at the lengths whose "
-        "calls are timed. Neither has seen the longest length."
+        "calls are timed. The longest length is used by neither."
     )
     report.finish(options)
 

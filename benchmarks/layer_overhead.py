@@ -33,17 +33,18 @@ def rounds_of(workload: Workload, taker: turns.Turns, rounds: int) -> tuple[list
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(workloads.add_options(turns.parser(__doc__)), arguments)
-    report = turns.Report("layer_overhead", "What xsp's levels add to a step, % of the bare step [95 %]", COLUMNS)
+    report = turns.Report("layer_overhead", "Overhead of xsp's levels, % of the bare step [95 %]", COLUMNS)
     verdicts, taker = [], turns.turns_of(options)
-    for workload in workloads.each(options):
-        rounds, layers = rounds_of(workload, taker, workloads.rounds_of(workload, options))
-        ratios = {name: turns.ratio(rounds, name, "bare") for name in ("off", "M", "M/L")}
-        each = turns.difference(rounds, "M/L", "bare").shown(0, 1 / layers)
-        verdicts.append(turns.verdict(ratios["M/L"], GOAL))
-        bare = turns.median([one["bare"] for one in rounds])
-        added = [figure.shown(2, 100, -1) for figure in ratios.values()]
-        row = [workload.name, str(layers), str(len(rounds)), f"{bare / 1e6:.2f}", *added, each, verdicts[-1]]
-        report.add(row, layers=layers, ratios=ratios, rounds=rounds)
+    with report.until_interrupted():
+        for workload in workloads.each(options):
+            rounds, layers = rounds_of(workload, taker, workloads.rounds_of(workload, options))
+            ratios = {name: turns.ratio(rounds, name, "bare") for name in ("off", "M", "M/L")}
+            each = turns.difference(rounds, "M/L", "bare").shown(0, 1 / layers)
+            verdicts.append(turns.verdict(ratios["M/L"], GOAL))
+            bare = turns.median([one["bare"] for one in rounds])
+            added = [figure.shown(2, 100, -1) for figure in ratios.values()]
+            row = [workload.name, str(layers), str(len(rounds)), f"{bare / 1e6:.2f}", *added, each, verdicts[-1]]
+            report.add(row, layers=layers, ratios=ratios, rounds=rounds)
     report.notes += [workloads.summary_line(verdicts, "the layer level adds at most 3 %"), taker.note()]
     report.finish(options)
 

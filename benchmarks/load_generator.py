@@ -63,7 +63,7 @@ def stall(report: turns.Report) -> None:
     for name, schedule in (("open", schedules.constant(RATE, 10_000)), ("closed", schedules.online(10_000))):
         run = stalled(schedule)
         slow, p99 = int((run.latency_ns > MS).sum()), latencies.nearest_rank(run.latency_ns, 0.99) / MS
-        expected = "1,110 slow, p99 910 ms" if name == "open" else "p99 0.1 ms: the stall is left out"
+        expected = "1,110 slow, p99 910 ms" if name == "open" else "p99 0.1 ms: the stall is not seen"
         report.add([f"stall, {name} loop", f"{slow:,} slow, p99 {p99:.4g} ms", expected, ""], slow=slow, p99_ms=p99)
 
 
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stall(report)
     searches(report, 2 if options.quick else 20, options.seed)
     report.notes += [
-        "Lateness: the 99.9th percentile, nearest rank, of requests that found the server free.",
+        "Lateness: the 99.9th percentile, nearest rank, of requests that found the server idle.",
         "Slow: above 1 ms. Stall and search run in simulated time.",
     ]
     report.finish(options)

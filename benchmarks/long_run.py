@@ -132,11 +132,11 @@ def loaded(run: str) -> tuple[float, float, int]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--steps", type=int, help="of each run (default: 10000, quick: 400)")
+    made.add_argument("--steps", type=int, help="steps of each run (default: 10000, quick: 400)")
     options = turns.parse(made, arguments)
     steps = options.steps or (400 if options.quick else 10_000)
     if not Path("/proc/self/status").is_file():
-        turns.skip("long_run: memory of processes is read from /proc, which is not here")
+        turns.skip("long_run: memory of processes is read from /proc, which does not exist here")
     report = turns.Report("long_run", f"A run of {steps:,} steps of all levels", COLUMNS)
     for name, settings in SETTINGS.items():
         turns.say(name)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from parts import golden, steps, turns
 
@@ -36,21 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.quick and not options.models:
         wanted += ["torchvision:mobilenet_v3_small", "torchvision:shufflenet_v2_x0_5", "torchvision:alexnet"]
     micro = [] if options.no_micro else models.names("micro")[:: 12 if options.quick else 1]
-    with tempfile.TemporaryDirectory() as folder:
-        kept, until = steps.Kept(options.out or Path(folder)), steps.until(options)
-        rows = corpus.collect([*wanted, *micro], kept.folder, progress=lambda what, *_: turns.say(f"  {what}"))
-        measured: list[steps.Step] = []
-        for text in (*wanted, *micro):
-            of = (batches[:1], threads[:1]) if text in micro else (batches, threads)
-            if time.monotonic() < until:
-                measured += [step for step, _ in steps.each([text], *of, kept, options)]
-            else:
-                keys = [(text, batch, count) for batch in of[0] for count in of[1]]
-                measured += [kept.steps[key] for key in keys if key in kept.steps]
-        latencies = [Latency(each.model, each.ns, "", each.batch, each.threads) for each in measured]
-        _write(kept.folder / "latencies.csv", latencies)
-    found = correlate.groups(rows, latencies)
-    notes, holes = correlate.left_out(rows, latencies, 1)
     report = turns.Report(
         "measures_latency",
         f"Pearson's r of the logarithms of measures and latency, {len(wanted)} models, and on published GPUs",
@@ -59,6 +45,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "left out one by one",
         ),
     )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    measured: list[steps.Step] = []
+    with tempfile.TemporaryDirectory() as folder:
+        kept, until = steps.Kept(options.out or Path(folder)), steps.until(options)
+        with report.until_interrupted():
+            rows += corpus.collect([*wanted, *micro], kept.folder, progress=lambda what, *_: turns.say(f"  {what}"))
+            for text in (*wanted, *micro):
+                of = (batches[:1], threads[:1]) if text in micro else (batches, threads)
+                with report.trying(text):
+                    if time.monotonic() < until:
+                        measured += [step for step, _ in steps.each([text], *of, kept, options)]
+                        continue
+                keys = [(text, batch, count) for batch in of[0] for count in of[1]]
+                measured += [kept.steps[key] for key in keys if key in kept.steps]
+        latencies = [Latency(each.model, each.ns, "", each.batch, each.threads) for each in measured]
+        _write(kept.folder / "latencies.csv", latencies)
+    found = correlate.groups(rows, latencies)
+    notes, holes = correlate.left_out(rows, latencies, 1)
     for group in found:
         _add(report, group, "this machine, ")
     if options.golden is not None:

@@ -61,20 +61,22 @@ def added_ratio(rounds: Sequence[turns.Round]) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(workloads.add_options(turns.parser(__doc__)), arguments)
-    title = "What xsp's model + layer + op levels add to a step, beside torch.profiler, % of the bare step [95 %]"
+    title = "Overhead of xsp's model + layer + op levels and of torch.profiler, % of the bare step [95 %]"
     report = turns.Report("op_overhead", title, COLUMNS)
     verdicts, taker = [], turns.turns_of(options)
-    for workload in workloads.each(options):
-        rounds, spans = rounds_of(workload, taker, workloads.rounds_of(workload, options))
-        against_bare = {name: turns.ratio(rounds, name, "bare") for name in ("xsp", "torch", "torch without shapes")}
-        steps = turns.ratio(rounds, "xsp", "torch")
-        added = turns.bootstrap(rounds, added_ratio, options.seed)
-        verdicts.append(turns.verdict(steps, 1.0))
-        bare = turns.median([one["bare"] for one in rounds])
-        percents = [figure.shown(1, 100, -1) for figure in against_bare.values()]
-        head = [workload.name, str(spans), str(len(rounds)), f"{bare / 1e6:.2f}"]
-        report.add([*head, *percents, steps.shown(3), added.shown(2), verdicts[-1]],
-                   spans=spans, ratios=against_bare, steps=steps, added=added, rounds=rounds)  # fmt: skip
+    with report.until_interrupted():
+        for workload in workloads.each(options):
+            rounds, spans = rounds_of(workload, taker, workloads.rounds_of(workload, options))
+            names = ("xsp", "torch", "torch without shapes")
+            against_bare = {name: turns.ratio(rounds, name, "bare") for name in names}
+            steps = turns.ratio(rounds, "xsp", "torch")
+            added = turns.bootstrap(rounds, added_ratio, options.seed)
+            verdicts.append(turns.verdict(steps, 1.0))
+            bare = turns.median([one["bare"] for one in rounds])
+            percents = [figure.shown(1, 100, -1) for figure in against_bare.values()]
+            head = [workload.name, str(spans), str(len(rounds)), f"{bare / 1e6:.2f}"]
+            report.add([*head, *percents, steps.shown(3), added.shown(2), verdicts[-1]],
+                       spans=spans, ratios=against_bare, steps=steps, added=added, rounds=rounds)  # fmt: skip
     goal = "a step takes no longer with xsp than with torch.profiler"
     report.notes += [workloads.summary_line(verdicts, goal), taker.note()]
     report.finish(options)

@@ -248,7 +248,7 @@ def conditions(folder: Path, spans: int, sdk_spans: int) -> tuple[dict[str, Call
     attributes = sum(len(each.attributes) for each, _ in ready) / len(ready)
     about = (
         f"Spans have {attributes:.1f} attributes on average; xsp's {len(sizes)} requests hold "
-        f"{sum(size for size, _ in sizes) / spans:.0f} bytes a span, the largest {max(sizes)[0]:,} bytes."
+        f"{sum(size for size, _ in sizes) / spans:.0f} bytes per span, the largest {max(sizes)[0]:,} bytes."
     )
     runs = {
         FROM_MEMORY[0]: lambda: through_the_sdk(ready, len(ready)),
@@ -264,7 +264,7 @@ def conditions(folder: Path, spans: int, sdk_spans: int) -> tuple[dict[str, Call
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=12)
-    made.add_argument("--spans", type=int, default=1_000_000, help="that xsp encodes at once (default: 1,000,000)")
+    made.add_argument("--spans", type=int, default=1_000_000, help="encoded at once by xsp (default: 1,000,000)")
     options = turns.parse(made, arguments)
     if options.quick:
         options.spans = 50_000
@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _report(options: argparse.Namespace, folder: Path) -> None:
     runs, spans, about = conditions(folder, options.spans, min(options.spans, 2 * STEP))
     columns = ("spans → OTLP requests", "spans", "spans/s [95 %]", "times the SDK from the same [95 %]", f"≥ {GOAL}")
-    report = turns.Report("otlp_encode", "Spans encoded a second, in turns", columns)
+    report = turns.Report("otlp_encode", "Spans encoded per second, in turns", columns)
     taker = turns.turns_of(options)
     rounds = taker.take([Group([Condition(name, run) for name, run in runs.items()])], options.rounds)
     for name in runs:

@@ -96,7 +96,7 @@ def ids_in(file: Path) -> Counter[bytes]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--spans", type=int, help="in all (default: 1000000, quick: 100000)")
+    made.add_argument("--spans", type=int, help="number of spans (default: 1000000, quick: 100000)")
     options = turns.parse(made, arguments)
     if not (ROOT / ".jaeger" / "otelcol").exists():
         turns.skip("this needs a Collector: make jaeger")
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(options: argparse.Namespace, spans: int) -> turns.Report:
     """Send the same run `--rounds` times by each protocol, with and without kills."""
     columns = ("way", "spans", "lost", "came twice", "s", "spans/s")
-    report = turns.Report("otlp_loss", "Spans lost on the way to a real Collector", columns)
+    report = turns.Report("otlp_loss", "Spans lost between xsp and a real Collector", columns)
     ways = [("HTTP", 0), ("gRPC", 0), ("HTTP", KILLS), ("gRPC", KILLS)]
     with tempfile.TemporaryDirectory() as place:
         run = fabricated.write(Path(place) / "run", -(-spans // STEP), STEP)
@@ -125,8 +125,8 @@ def measure(options: argparse.Namespace, spans: int) -> turns.Report:
             report.add([name, f"{sent:,}", *shown, seconds.shown(1), f"{sent / seconds.value:,.0f}"],
                        outcomes=[each._asdict() for each in outcomes])  # fmt: skip
     report.notes.append(
-        f"Lost: over {options.rounds} rounds. Seconds are those of the whole command, start of Python and restarts of "
-        "the Collector included. A span that came twice came with the same ids and content."
+        f"Lost: over {options.rounds} rounds. Seconds are those of the whole command, including the start of "
+        "Python and restarts of the Collector. A span that came twice has the same ids and content."
     )
     return report
 

@@ -102,7 +102,7 @@ def _memory(process: int, name: str = "VmRSS") -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--spans", type=int, help="in all (default: 1000000, quick: 100000)")
+    made.add_argument("--spans", type=int, help="number of spans (default: 1000000, quick: 100000)")
     options = turns.parse(made, arguments)
     if not (ROOT / ".jaeger" / "jaeger").exists():
         turns.skip("this needs a Jaeger: make jaeger")
@@ -131,8 +131,8 @@ def measure(options: argparse.Namespace, spans: int) -> turns.Report:
                         shown.shown(0), f"{last.overview_bytes / 1e6:.1f}"],
                        outcomes=[each._asdict() for each in outcomes])  # fmt: skip
     report.notes.append(
-        "Seconds are those of the whole command, start of Python included. API: /api/traces/<id>, what Jaeger's page "
-        "asks for, the median of five requests. A trace beyond 10,000 spans is sent as an overview with detail traces; "
+        "Seconds are those of the whole command, including the start of Python. API: /api/traces/<id>, which Jaeger's "
+        "page requests, the median of five. A trace beyond 10,000 spans is sent as an overview with detail traces; "
         "`--fold 0` would send it as it is."
     )
     return report

@@ -123,6 +123,9 @@ def measure(options: argparse.Namespace, sizes: Sequence[int]) -> turns.Report:
         cells = [f"{size:,}", shown.shown(), f"{size / shown.value:,.0f}", f"{peak:,.0f}", f"{orphans:,}",
                  f"{turns.middle(slower).shown(1)} ×" if slower else "–"]  # fmt: skip
         report.add(cells, rounds=each)
+    if len(set(sizes)) < 2:
+        report.notes.append("One size: it tells no exponent.")
+        return report
     points = [[(log(size), log(taken[n])) for size, taken in zip(sizes, seconds, strict=True)]
               for n in range(options.rounds)]  # fmt: skip
     exponent = turns.middle([slope(each) for each in points])

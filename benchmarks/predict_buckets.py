@@ -15,6 +15,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from parts import ddp_cases, turns
 import xsp
 from xsp.bench import links, transfers
 from xsp.bench.timings import Timings
+from xsp.errors import XspError
 from xsp.predict import measured, recorded, scaling
 from xsp.predict.training import Job
 
@@ -37,8 +39,8 @@ QUICK = (("mlp-deep", 8),)
 
 def main() -> None:
     made = turns.parser(__doc__, rounds=5)
-    made.add_argument("--out", type=Path, help="keep what is measured here, and go on with what is there")
-    made.add_argument("--seconds", type=float, help="end after so many seconds (default: 3600)")
+    made.add_argument("--out", type=Path, help="keep measurements here, and continue from them")
+    made.add_argument("--seconds", type=float, help="end after this time (default: 3600)")
     options = turns.parse(made)
     options.seconds = options.seconds or (60.0 if options.quick else 3600.0)
     if options.out is not None:
@@ -55,17 +57,26 @@ def measure(options: Any, out: Path) -> None:
     timings = Timings.open(out / "timings")
     asked = links.asked(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (2,))
     links.fill(asked, timings, max(10.0, options.seconds / 3), lambda *told: None)
-    rows, left = [], 0
-    for name, batch in QUICK if options.quick else CASES:
-        place, run = out / f"buckets-{name}-{batch}.json", out / f"run-{name}-{batch}"
-        if not place.exists():
-            if rows and time.monotonic() > until:
+    rows, failed, left = [], [], 0
+    cases = QUICK if options.quick else CASES
+    steps, rounds = (10, 3) if options.quick else (20, options.rounds)
+    try:
+        for name, batch in cases:
+            place, run = out / f"buckets-{name}-{batch}.json", out / f"run-{name}-{batch}"
+            found = turns.stored(place)
+            if found is None and (rows or failed) and time.monotonic() > until:
                 left += 1
                 continue
-            steps, rounds = (10, 3) if options.quick else (20, options.rounds)
-            place.write_text(json.dumps(ddp_cases.one(name, batch, steps, rounds, run, 2, SIZES)))
-        rows.append(of(timings, name, batch, json.loads(place.read_text()), run))
-    report(options, rows, left)
+            try:
+                if found is None:
+                    found = ddp_cases.one(name, batch, steps, rounds, run, 2, SIZES)
+                    place.write_text(json.dumps(found))
+                rows.append(of(timings, name, batch, found, run))
+            except (ddp_cases.Failed, XspError) as error:
+                failed.append(f"{name}, {batch}: {error}.")
+    except KeyboardInterrupt:
+        left = len(cases) - len(rows) - len(failed)
+    report(options, rows, left, failed)
 
 
 def of(timings: Timings, name: str, batch: int, found: dict[str, Any], run: Path) -> dict[str, Any]:
@@ -88,12 +99,13 @@ def of(timings: Timings, name: str, batch: int, found: dict[str, Any], run: Path
     }  # fmt: skip
 
 
-def report(options: Any, rows: list[dict[str, Any]], left: int) -> None:
+def report(options: Any, rows: list[dict[str, Any]], left: int, failed: Sequence[str] = ()) -> None:
     found = turns.Report(
         "predict_buckets",
-        "Steps of two ranks by the size of buckets: predicted, measured, ms",
+        "Steps of two ranks by bucket size: predicted, measured, ms",
         ("model, batch", *(f"{size:g} MiB" for size in SIZES), "tau", "pairs"),
     )
+    found.notes += failed
     taus = []
     for each in rows:
         tau = each["agree"] / each["known"] if each["known"] else None
@@ -104,15 +116,17 @@ def report(options: Any, rows: list[dict[str, Any]], left: int) -> None:
         found.add([f"{each['model']}, {each['batch']}", *cells, shown, f"{each['known']} of 10"], **each, tau=tau)
     if taus:
         mean = statistics.fmean(taus)
-        goal = "not all measured" if left else "met" if mean >= GOAL else "missed"
+        goal = "not all measured" if left or failed else "met" if mean >= GOAL else "missed"
         found.notes.append(
-            f"Kendall's tau over pairs whose difference exceeds its interval: {mean:.2f} in the mean; the "
+            f"Kendall's tau over pairs whose difference exceeds its interval: {mean:.2f} on average; the "
             f"goal is {GOAL}: {goal}."
         )
+    elif rows:
+        found.notes.append("No two sizes differ by more than the interval: there is no order to predict.")
     else:
-        found.notes.append("No two sizes differ by more than the interval: there is no order to be predicted.")
+        found.part("No case was measured.")
     if left:
-        found.notes.append(f"{left} cases are left: call it again.")
+        found.notes.append(f"{left} cases are left: run it again.")
     found.finish(options)
 
 

@@ -72,13 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     made = turns.parser(__doc__, rounds=3)
     made.add_argument("--out", type=Path, help="where turns are kept (default: nowhere)")
-    made.add_argument("--seconds", type=float, default=3000, help="of this session (default: 3000)")
-    made.add_argument("--count", type=int, help=f"of configurations (default: {COUNT}, quick: {COUNT_QUICK})")
+    made.add_argument("--seconds", type=float, default=3000, help="time limit of this run (default: 3000)")
+    made.add_argument("--count", type=int, help=f"number of configurations (default: {COUNT}, quick: {COUNT_QUICK})")
     options = turns.parse(made, arguments)
     wanted = drawn(options.count or (COUNT_QUICK if options.quick else COUNT), options.seed)
-    rows = measured(wanted, options)
+    try:
+        rows = measured(wanted, options)
+    except KeyboardInterrupt:
+        turns.say(f"interrupted: run it again, the turns before go on in {options.out}")
+        return
     if len(rows) < options.rounds * len(wanted):
-        turns.say(f"{len(rows)} of {options.rounds * len(wanted)} turns: run it again, they go on in {options.out}")
+        turns.say(f"{len(rows)} of {options.rounds * len(wanted)} turns: run it again to continue in {options.out}")
         return
     judge(wanted, rows, options).finish(options)
 
@@ -174,7 +178,7 @@ class Together:
         assert self.those[0].stdout is not None
         said = self.those[0].stdout.readline()
         if not said:
-            raise SystemExit(f"a process ended over {each}: its error stands above; what was measured before is kept")
+            raise SystemExit(f"a process ended over {each}: its error is above; earlier measurements are kept")
         return json.loads(said)
 
 
@@ -290,7 +294,7 @@ def judge(
         crowded = each["threads"] * each["processes"] > (os.cpu_count() or 1)
         table.append({**each, **{name: those[0][name] for name in WORK}, CROWDED: "yes" if crowded else "no",
                       "step_s": min(row["step_s"] for row in those)})  # fmt: skip
-    title = f"Errors on held-out configurations of {len(table)} recorded ones, and beyond the batches learned from"
+    title = f"Errors on held-out configurations of {len(table)} recorded ones, and beyond the learned batch sizes"
     report = turns.Report("predict_configurations", title, ("form", "model", "held out, %", "median, %", "beyond, %"))
     for name, (intrinsic, extrinsic, by) in FORMS.items():
         try:

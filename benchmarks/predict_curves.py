@@ -59,8 +59,8 @@ int main(void) {
 
 def main() -> None:
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--out", type=Path, help="keep what is measured here, and go on with what is there")
-    made.add_argument("--seconds", type=float, help="end after so many seconds (default: 3600)")
+    made.add_argument("--out", type=Path, help="keep measurements here, and continue from them")
+    made.add_argument("--seconds", type=float, help="end after this time (default: 3600)")
     options = turns.parse(made)
     options.seconds = options.seconds or (60.0 if options.quick else 3600.0)
     if options.out is not None:
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def measure(options: Any, out: Path) -> None:
-    """Measure missing sizes, and report if none is missing."""
+    """Measure missing sizes, and report those that are there."""
     until = time.monotonic() + options.seconds
     tables, missing = [], 0
     for name in ("first", "second"):
@@ -92,11 +92,11 @@ def measure(options: Any, out: Path) -> None:
         rates = out / f"stream-{name}.json"
         if not rates.exists() and (said := stream()):
             rates.write_text(json.dumps(said))
-    if missing:
-        turns.say(f"{missing} sizes are not timed yet: run it again, it goes on in {out}")
-        return
     ceilings = [json.loads(each.read_text()) for each in out.glob("stream-*.json")]
-    report(tables, max((max(each) for each in ceilings), default=None)).finish(options)
+    made = report(tables, max((max(each) for each in ceilings), default=None))
+    if missing:
+        made.part(f"{missing} sizes are not timed yet: call it again with the same --out.")
+    made.finish(options)
 
 
 def stream() -> list[float] | None:
@@ -156,10 +156,10 @@ def report(tables: Sequence[Sequence[Curve]], ceiling: float | None) -> turns.Re
             f"A second run differs by {statistics.median(again):.1%} in the median of curves; the goal is {SECOND:.0%}."
         )
     if ceiling is None:
-        found.notes.append("There is no compiler here, so nothing is held against STREAM's loops.")
+        found.notes.append("There is no compiler here, so nothing is compared with STREAM's loops.")
     elif shares:
         found.notes.append(
-            f"STREAM's loops reach {ceiling / 1e9:.1f} GB/s on one core; the better copy has {max(shares):.0%} of it, "
+            f"STREAM's loops reach {ceiling / 1e9:.1f} GB/s on one core; the best copy has {max(shares):.0%} of it, "
             f"the goal is {OF_CEILING:.0%}."
         )
     return found

@@ -15,6 +15,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from parts.ddp_worker import MODELS
 import xsp
 from xsp.bench import links, transfers
 from xsp.bench.timings import Timings
+from xsp.errors import XspError
 from xsp.predict import measured, recorded, scaling
 from xsp.predict.prediction import EXPOSED
 from xsp.predict.schedule import Cause
@@ -44,10 +46,10 @@ QUICK = (("mlp-narrow", 8), ("cnn", 8))
 
 def main() -> None:
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--out", type=Path, help="keep runs and timings here, and go on with what is there")
-    made.add_argument("--ranks", type=int, default=2, help="that train together (default: 2)")
+    made.add_argument("--out", type=Path, help="keep runs and timings here, and continue from them")
+    made.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
     made.add_argument("--only", help="models, with commas (default: all)")
-    made.add_argument("--seconds", type=float, help="end after so many seconds, and go on with the next call")
+    made.add_argument("--seconds", type=float, help="end after this time; run it again to continue")
     options = turns.parse(made)
     options.seconds = options.seconds or (60.0 if options.quick else 3600.0)
     if options.out is not None:
@@ -67,18 +69,25 @@ def measure(options: Any, out: Path) -> None:
     cases = QUICK if options.quick else [(name, batch) for name in names for batch in BATCHES]
     of = "" if options.ranks == 2 else f"-{options.ranks}"
     steps = 8 if options.quick else 30
-    rows, left = [], 0
-    for name, batch in cases:
-        place = out / f"{name}-{batch}{of}.json"
-        if not place.exists():
-            if rows and time.monotonic() > until:
+    rows, failed, left = [], [], 0
+    try:
+        for name, batch in cases:
+            place, run = out / f"{name}-{batch}{of}.json", out / f"run-{name}-{batch}"
+            found = turns.stored(place)
+            if found is None and (rows or failed) and time.monotonic() > until:
                 left += 1
                 continue
-            run = out / f"run-{name}-{batch}"
-            found = ddp_cases.one(name, batch, steps, 1 if options.quick else options.rounds, run, options.ranks)
-            place.write_text(json.dumps(found))
-        rows.append((name, batch, json.loads(place.read_text()), out / f"run-{name}-{batch}"))
-    report(options, [predicted(timings, options.ranks, *row) for row in rows], left)
+            try:
+                if found is None:
+                    rounds = 1 if options.quick else options.rounds
+                    found = ddp_cases.one(name, batch, steps, rounds, run, options.ranks)
+                    place.write_text(json.dumps(found))
+                rows.append(predicted(timings, options.ranks, name, batch, found, run))
+            except (ddp_cases.Failed, XspError) as error:
+                failed.append(f"{name}, {batch}: {error}.")
+    except KeyboardInterrupt:
+        left = len(cases) - len(rows) - len(failed)
+    report(options, rows, left, failed)
 
 
 def predicted(timings: Timings, ranks: int, name: str, batch: int, found: dict[str, Any], run: Path) -> dict[str, Any]:
@@ -105,16 +114,21 @@ def predicted(timings: Timings, ranks: int, name: str, batch: int, found: dict[s
     }  # fmt: skip
 
 
-def report(options: Any, rows: list[dict[str, Any]], left: int) -> None:
-    mean = statistics.fmean(abs(each["error"]) for each in rows)
-    limit = GOAL if options.ranks == 2 else OF_MORE
-    goal = "not all measured" if left else "met" if mean <= limit else "missed"
+def report(options: Any, rows: list[dict[str, Any]], left: int, failed: Sequence[str] = ()) -> None:
     found = turns.Report(
         "predict_ddp" if options.ranks == 2 else f"predict_ddp_{options.ranks}",
         f"A step of DistributedDataParallel on {options.ranks} ranks of this machine, predicted from one",
         ("model, batch", "alone", "by xsp", "beside", "DDP", "predicted", "error", "forward", "backward", "update",
          "overlap", "torch's"),
     )  # fmt: skip
+    found.notes += failed
+    if not rows:
+        found.part(f"No case was measured, {left} are left: call it again.")
+        found.finish(options)
+        return
+    mean = statistics.fmean(abs(each["error"]) for each in rows)
+    limit = GOAL if options.ranks == 2 else OF_MORE
+    goal = "not all measured" if left or failed else "met" if mean <= limit else "missed"
     for each in rows:
         shares = ["–" if each[name] is None else f"{each[name]:.0%}" for name in ("overlap_predicted", "overlap")]
         times = [
@@ -131,22 +145,22 @@ def report(options: Any, rows: list[dict[str, Any]], left: int) -> None:
         for each in rows
         if None not in (each["overlap_predicted"], each["overlap"])
     ]
-    more = f"; {left} cases are left: call it again" if left else ""
+    more = f"; {left} cases are left: run it again" if left else ""
     found.notes.append(f"Mean error {mean:.1%} of {len(rows)} cases; the goal is {limit:.0%}: {goal}{more}.")
     found.notes.append(
-        "In ms: one rank alone, bare and as xsp recorded it, all ranks without exchange, with it, and predicted; "
-        "forward, backward (with what is exchanged), update: predicted less measured, as a share of the measured step."
+        "In ms: one rank alone, bare and as recorded by xsp; all ranks without communication, with it, and predicted; "
+        "forward, backward (with communication), update: predicted minus measured, as a share of the measured step."
     )
     if apart:
         found.notes.append(
             "Overlap: from the first launch of a bucket to the end of the backward pass, as a share of the time until "
-            "all gradients are back, which is how torch counts it (the share of collectives that is hidden is another "
-            f"one, `hidden` in the file); apart from torch's by {statistics.fmean(apart):.0f} points in the mean, the "
-            f"goal is {OVERLAP:.0f}."
+            "all gradients are back, as defined by torch (the hidden share of collectives differs: `hidden` in the "
+            f"file); it differs from torch's by {statistics.fmean(apart):.0f} points on average, the goal is "
+            f"{OVERLAP:.0f}."
         )
     here = statistics.median(each["slower_here"] for each in rows)
     found.notes.append(
-        f"Ranks that compute together take {rows[0]['slower']:.2f} times as long as one by the table of timings, "
+        f"Ranks that compute at once take {rows[0]['slower']:.2f} times as long as one according to the timings, "
         f"{here:.2f} times in the median of these cases. {' '.join(rows[0]['notes'])}"
     )
     found.finish(options)

@@ -36,25 +36,30 @@ OFF = 1.25
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--out", type=Path, help="where jobs that are done are kept (default: nowhere)")
-    made.add_argument("--seconds", type=float, default=3000, help="of this session (default: 3000)")
+    made.add_argument("--out", type=Path, help="where finished jobs are kept (default: nowhere)")
+    made.add_argument("--seconds", type=float, default=3000, help="time limit of this run (default: 3000)")
     options = turns.parse(made, arguments)
     end = time.monotonic() + options.seconds
     found: list[dict[str, dict[str, float]]] = []
     count = JOBS_QUICK if options.quick else JOBS
-    for number in range(count):
-        place = None if options.out is None else options.out / f"job-{options.seed}-{number}.json"
-        if place is not None and place.exists():
-            found.append(json.loads(place.read_text()))
-            continue
-        if found and time.monotonic() > end:
-            turns.say(f"{len(found)} of {count} jobs: run it again, they go on in {options.out}")
-            return
-        found.append(of_job(random.Random(1000 * options.seed + number)))
-        if place is not None:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(json.dumps(found[-1]))
-    report(found).finish(options)
+    try:
+        for number in range(count):
+            place = None if options.out is None else options.out / f"job-{options.seed}-{number}.json"
+            if place is not None and (kept := turns.stored(place)) is not None:
+                found.append(kept)
+                continue
+            if found and time.monotonic() > end:
+                break
+            found.append(of_job(random.Random(1000 * options.seed + number)))
+            if place is not None:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(json.dumps(found[-1]))
+    except KeyboardInterrupt:
+        turns.say("interrupted")
+    answer = report(found)
+    if len(found) < count:
+        answer.part(f"{count - len(found)} of {count} jobs are left: call it again with the same --out.")
+    answer.finish(options)
 
 
 def of_job(chance: random.Random) -> dict[str, dict[str, float]]:
@@ -102,7 +107,7 @@ def report(found: Sequence[dict[str, dict[str, float]]]) -> turns.Report:
     names = sorted({name for each in found for those in each.values() for name in those})
     made = turns.Report(
         "predict_scaling",
-        f"Steps of {ASKED[0]} to {ASKED[-1]} ranks from those of {LEARNED[0]} to {LEARNED[-1]}, fabricated: mean error",
+        f"Steps of {ASKED[0]} to {ASKED[-1]} ranks from those of {LEARNED[0]} to {LEARNED[-1]}, synthetic: mean error",
         ("model", "without the simulated step", "with it", "better in"),
     )
     for name in names:
@@ -110,14 +115,15 @@ def report(found: Sequence[dict[str, dict[str, float]]]) -> turns.Report:
         bare, given = ([pair[side] for pair in pairs if pair[side] is not None] for side in (0, 1))
         both = [(one, other) for one, other in pairs if one is not None and other is not None]
         better = sum(other < one for one, other in both)
+        means = [statistics.fmean(those) if those else None for those in (bare, given)]
         made.add(
-            [name, *(f"{statistics.fmean(those):.1%}" if those else "–" for those in (bare, given)),
+            [name, *("–" if mean is None else f"{mean:.1%}" for mean in means),
              f"{better} of {len(both)}" if both else "–"],
-            model=name, without=statistics.fmean(bare) if bare else None, given=statistics.fmean(given),
+            model=name, without=means[0], given=means[1],
         )  # fmt: skip
     made.notes.append(
-        f"{len(found)} jobs; the simulation is given latency {OFF:g} times and seconds a byte 1/{OFF:g} times the true "
-        "ones, and neither cores that are slowed nor messages that cost more with more ranks."
+        f"{len(found)} jobs; the simulation gets {OFF:g} times the true latency and 1/{OFF:g} times the true seconds "
+        "per byte, and models neither slower cores nor messages that cost more with more ranks."
     )
     return made
 

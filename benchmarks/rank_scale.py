@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (arguments or sys.argv[1:])[:1] == ["turn"]:
         return _turn(*map(Path, sys.argv[2:]))
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--ranks", type=int, nargs="*", help="of the jobs (default: 8 64; quick: 2 8)")
+    made.add_argument("--ranks", type=int, nargs="*", help="ranks of the jobs (default: 8 64; quick: 2 8)")
     options = turns.parse(made, arguments)
     measure(options, options.ranks or ((2, 8) if options.quick else RANKS)).finish(options)
     return None
@@ -53,7 +53,7 @@ def measure(options: argparse.Namespace, ranks: Sequence[int]) -> turns.Report:
             taken[count] = [_one(Path(place), number) for number in range(options.rounds)]
         _add(report, count, taken[count])
     first, last = ranks[0], ranks[-1]
-    for what in ("import_s", "analyses_s"):
+    for what in ("import_s", "analyses_s") if len(taken) > 1 else ():
         pairs = zip(taken[first], taken[last], strict=True)
         grown = turns.middle([after[what] / before[what] for before, after in pairs])
         said = f"{what.removesuffix('_s')}, {first} to {last} ranks: {grown.shown(2)} times as long"

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(made, arguments)
     traces = options.traces or sorted(TRACES.rglob("*.json.gz"), key=count)[-3:]
     if not traces:
-        turns.skip("name a trace: ../shared/traces is not there")
+        turns.skip("give a trace: ../shared/traces does not exist")
     sizes = ([] if options.quick else [2_000_000]) if options.events is None else options.events
     measure(options, traces, sizes).finish(options)
 
@@ -79,8 +79,8 @@ def measure(options: argparse.Namespace, traces: Sequence[Path], sizes: Sequence
             written = kineto_copies.write(traces[-1], trace, size)
             _add(report, trace, f"{written.copies} copies of the last", written.events, options.rounds)
     report.notes.append(
-        "Open: xsp.load of the run directory. First analysis: what each device did, over all of the trace. The whole "
-        "process starts Python and imports DuckDB too."
+        "Open: xsp.load of the run directory. First analysis: activity per device, over the whole trace. The whole "
+        "process also starts Python and imports DuckDB."
     )
     return report
 

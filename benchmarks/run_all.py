@@ -83,7 +83,7 @@ def run(script: Path, options: Sequence[str], seconds: float) -> Ended:
         lines = told.read().splitlines()
     taken, last = time.monotonic() - begin, next((line.strip() for line in reversed(lines) if line.strip()), "")
     if code is None:
-        return Ended(script.stem, "cut off", taken, f"it may take {seconds:.0f} s; last: {last}")
+        return Ended(script.stem, "cut off", taken, f"limit of {seconds:.0f} s; last: {last}")
     if code == turns.SKIPPED:
         return Ended(script.stem, "skipped", taken, last)
     if code != 0:
@@ -104,13 +104,13 @@ def run_all(those: Sequence[Path], options: Sequence[str], seconds: float) -> li
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the scripts, rewrite the page of figures, and return 1 if one failed."""
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    made.add_argument("only", nargs="*", metavar="NAME", help="of a script, as layer_overhead (default: all)")
+    made.add_argument("only", nargs="*", metavar="NAME", help="script, such as layer_overhead (default: all)")
     made.add_argument(
-        "--limit", type=float, help=f"seconds for all together (default: {SECONDS:.0f}, full: {SECONDS_FULL:.0f})"
+        "--limit", type=float, help=f"seconds for all scripts (default: {SECONDS:.0f}, full: {SECONDS_FULL:.0f})"
     )
     made.add_argument("--full", action="store_true", help="real figures: up to 45 minutes, on a quiet machine")
     made.add_argument("--save", action="store_true", help="write benchmarks/results/*.json as well (needs --full)")
-    made.add_argument("--page", action="store_true", help="run nothing: write the page of figures from what is saved")
+    made.add_argument("--page", action="store_true", help="run nothing: write the page of the saved figures")
     options = made.parse_args(arguments)
     if options.save and not options.full:
         made.error("--save: figures of a quick run are not kept; add --full")

@@ -220,7 +220,7 @@ def _reproduced(report: turns.Report, said: Mapping[str, Sequence[Judgement]]) -
         report.add(
             [
                 f"reproduce, {name}", f"{right.value} {sum(shares[name])} of {len(judged)} times", "",
-                "; ".join([f"outputs alone differ {by_outputs} times", *(f"also {each}" for each in others)]),
+                "; ".join([f"outputs differ {by_outputs} times", *(f"also {each}" for each in others)]),
             ],
             verdicts=[each.verdict.value for each in judged], by_outputs=by_outputs,
         )  # fmt: skip
@@ -228,13 +228,13 @@ def _reproduced(report: turns.Report, said: Mapping[str, Sequence[Judgement]]) -
     for name, those in ((UNCHANGED, shares[UNCHANGED]), ("changed", changed)):
         share = sum(those) / len(those)
         met = "met" if share >= OFTEN else "missed"
-        report.notes.append(f"{name}: told right in {share:.0%} of {len(those)} (goal {OFTEN:.0%}: {met})")
+        report.notes.append(f"{name}: correct in {share:.0%} of {len(those)} (goal {OFTEN:.0%}: {met})")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(turns.parser(__doc__, rounds=7), arguments)
-    report = turns.Report("same_evaluation", "The same evaluation by other ways, again, and changed", COLUMNS)
+    report = turns.Report("same_evaluation", "The same evaluation in other ways, repeated, and changed", COLUMNS)
     with tempfile.TemporaryDirectory() as folder:
         by_ways(report, options, Path(folder))
         reproducing(report, options, Path(folder))

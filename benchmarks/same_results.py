@@ -139,7 +139,7 @@ def differences(name: str, train: bool, out: Path) -> list[str]:
     if not prof.steps_stored:
         raise RuntimeError(f"{name}: nothing was recorded")
     if run(name, train, contextlib.nullcontext) != after:
-        raise RuntimeError(f"{name}: two bare runs differ from each other; nothing can be said")
+        raise RuntimeError(f"{name}: two bare runs differ from each other, so profiling cannot be judged")
     return different(bare, profiled) + [f"after the block: {each}" for each in different(bare, after)]
 
 
@@ -161,20 +161,23 @@ def script_output(name: str, folder: Path, how: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, print, save; return 1 if something differs."""
+    """Compare, print, save; return 1 if something differs or could not be compared."""
     made = turns.parser(__doc__)
     made.add_argument("--models", nargs="+", metavar="MODEL", help="as `xsp profile` names them (default: eleven)")
     options = turns.parse(made, arguments)
     report = turns.Report("same_results", "What differs from a bare run", ("model", "inference", "training", "xsp run"))
-    for name in options.models or (MODELS[:1] if options.quick else MODELS):
-        with tempfile.TemporaryDirectory(prefix="xsp-") as place:
-            found = [differences(name, train, Path(place) / "run") for train in (False, True)]
-            same = script_output(name, Path(place), "bare") == script_output(name, Path(place), "run")
-        shown = [", ".join(each) or "nothing" for each in (*found, [] if same else ["what it prints"])]
-        turns.say(f"  {name.partition('?')[0]}: {'; '.join(shown)}")
-        report.add([name.partition("?")[0], *shown])
+    names = options.models or (MODELS[:1] if options.quick else MODELS)
+    with report.until_interrupted():
+        for name in names:
+            with report.trying(name):
+                with tempfile.TemporaryDirectory(prefix="xsp-") as place:
+                    found = [differences(name, train, Path(place) / "run") for train in (False, True)]
+                    same = script_output(name, Path(place), "bare") == script_output(name, Path(place), "run")
+                shown = [", ".join(each) or "nothing" for each in (*found, [] if same else ["what it prints"])]
+                turns.say(f"  {name.partition('?')[0]}: {'; '.join(shown)}")
+                report.add([name.partition("?")[0], *shown])
     report.finish(options)
-    return int(any(each != "nothing" for row in report.rows for each in row[1:]))
+    return int(len(report.rows) < len(names) or any(each != "nothing" for row in report.rows for each in row[1:]))
 
 
 if __name__ == "__main__":

@@ -103,26 +103,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(made, arguments)
     options.device = options.device or measure.default_device()
     names = options.models or (QUICK if options.quick else workloads.TEN[:4])
-    report = turns.Report("sampling_cost", "What sampling every 50 ms adds to a program, % [95 %]", COLUMNS)
+    report = turns.Report("sampling_cost", "Overhead of sampling every 50 ms, % [95 %]", COLUMNS)
     verdicts, taker = [], turns.turns_of(options)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
 
     torch.set_num_threads(options.threads)
-    for text in names:
-        spec, settings = workloads.parse(text, options.seed)
-        turns.say(f"  {text}")
-        workload = on_device(models.load(spec, replace(settings, device=options.device)), options.device)
-        workload.step()
-        rounds, steps, said = rounds_of(workload, taker, options.rounds)
-        added = turns.ratio(rounds, "with", "without")
-        reading = turns.median([each["reading_ms"] for each in said if each["reading_ms"] is not None])
-        cores = turns.median([each["cores"] for each in said])
-        verdicts.append(turns.verdict(added, GOAL))
-        stretch = turns.median([one["without"] for one in rounds]) / 1e6
-        row = [workloads.name_of(spec, settings), str(steps), str(len(rounds)), f"{stretch:.0f}"]
-        row += [added.shown(2, 100, -1), f"{reading:.2f}", f"{100 * cores:.2f}", verdicts[-1]]
-        report.add(row, added=added, reading_ms=reading, cores=cores, rounds=rounds, sources=said[-1]["sources"])
+    with report.until_interrupted():
+        for text in names:
+            spec, settings = workloads.parse(text, options.seed)
+            turns.say(f"  {text}")
+            workload = on_device(models.load(spec, replace(settings, device=options.device)), options.device)
+            workload.step()
+            rounds, steps, said = rounds_of(workload, taker, options.rounds)
+            added = turns.ratio(rounds, "with", "without")
+            readings = [each["reading_ms"] for each in said if each["reading_ms"] is not None]
+            reading = turns.median(readings) if readings else None
+            cores = turns.median([each["cores"] for each in said])
+            verdicts.append(turns.verdict(added, GOAL))
+            stretch = turns.median([one["without"] for one in rounds]) / 1e6
+            row = [workloads.name_of(spec, settings), str(steps), str(len(rounds)), f"{stretch:.0f}"]
+            took = "–" if reading is None else f"{reading:.2f}"
+            row += [added.shown(2, 100, -1), took, f"{100 * cores:.2f}", verdicts[-1]]
+            report.add(row, added=added, reading_ms=reading, cores=cores, rounds=rounds, sources=said[-1]["sources"])
     report.notes += [workloads.summary_line(verdicts, "sampling adds at most 1 %"), taker.note()]
     report.finish(options)
 

@@ -279,15 +279,13 @@ def against_bare(share: float, rounds: Sequence[Round], name: str) -> turns.Figu
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=12)
-    made.add_argument("--threads", type=int, default=1, help="of torch, in the service (default: 1)")
-    made.add_argument(
-        "--out", type=Path, help="a file to which each round is added; those in it count, and are not run"
-    )
-    made.add_argument("--seconds", type=float, help="in all; fewer rounds then")
+    made.add_argument("--threads", type=int, default=1, help="threads of torch in the service (default: 1)")
+    made.add_argument("--out", type=Path, help="file to which each round is added; rounds in it are not repeated")
+    made.add_argument("--seconds", type=float, help="time limit, which limits the number of rounds")
     options = turns.parse(made, arguments)
     kept = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
     columns = ("requests", "median, ms", "99th, ms", "median to bare", "99th to bare", "≤ 1 %, ≤ 1.2 ×")
-    report = turns.Report("service_cost", "What requests of an instrumented service pay", columns)
+    report = turns.Report("service_cost", "Cost of instrumentation for the requests of a service", columns)
     for name in MODELS:
         rounds = kept.setdefault(name, [])
         if len(rounds) < options.rounds:
@@ -296,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if options.out:
                     options.out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
         if len(rounds) < 2:
-            report.notes.append(f"{name}: not measured, time was over.")
+            report.notes.append(f"{name}: not measured, the time limit was reached.")
             continue
         for case in CASES:
             middle, tail = (against_bare(share, rounds, case.name) for share in (0.5, 0.99))

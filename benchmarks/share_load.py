@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(steps.add_options(turns.parser(__doc__, rounds=3)), arguments)
     report = turns.Report(
         "share_load",
-        "Requests of a Pareto workload by `attach`, against `load_file`: the store holds half of the active bytes",
+        "Requests of a Pareto workload by `attach` and by `load_file`: the store has room for half of the active bytes",
         ("models active", "clients", "requests", f"p{PERCENTILE} load_file ÷ attach", "median load_file ÷ attach",
          "hits %", "evictions", "no room %"),
     )  # fmt: skip
@@ -55,19 +55,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder, contextlib.ExitStack() as stack:
         place, started = Path(folder), list[processes.Asked]()
         sizes: list[int] = []
-        for cell in cells:
-            name = f"{len(wanted)} {cell[0]:g} {cell[1]} {options.rounds} {options.seed}"
-            if name not in kept and time.monotonic() < until:
-                if not sizes:
-                    sizes = _prepared(wanted, place, options.seed)
-                while len(started) < cell[1]:
-                    started.append(share_worker.started())
-                    stack.callback(started[-1].end)
-                turns.say(f"{cell[0]:.0%} of {len(wanted)} models, {cell[1]} clients")
-                kept[name] = _measured(wanted, sizes, cell, started[: cell[1]], place, options)
-                _keep(options.out, name, kept[name])
-            if name in kept:
-                _add(report, cell, len(wanted), kept[name])
+        names = {cell: f"{len(wanted)} {cell[0]:g} {cell[1]} {options.rounds} {options.seed}" for cell in cells}
+        failed = False
+        with report.until_interrupted():
+            for cell, name in names.items():
+                if name in kept or failed or time.monotonic() > until:
+                    continue
+                what = f"{cell[0]:.0%} of {len(wanted)} models, {cell[1]} clients"
+                failed = True
+                with report.trying(what):
+                    sizes = sizes or _prepared(wanted, place, options.seed)
+                    while len(started) < cell[1]:
+                        started.append(share_worker.started())
+                        stack.callback(started[-1].end)
+                    turns.say(what)
+                    kept[name] = _measured(wanted, sizes, cell, started[: cell[1]], place, options)
+                    _keep(options.out, name, kept[name])
+                    failed = False  # else a client may have ended, whom all further cells need
+    for cell, name in names.items():
+        if name in kept:
+            _add(report, cell, len(wanted), kept[name])
     _conclude(report)
     report.finish(options)
 
@@ -185,6 +192,8 @@ def _add(report: turns.Report, cell: tuple[float, int], models: int, row: dict[s
 def _conclude(report: turns.Report) -> None:
     """Add notes on where the store gains most and least, and on models with few requests."""
     rows = [row for row in report.data.values() if row["gain"] is not None]
+    if not report.data:
+        report.notes.append("Nothing was measured.")
     if not rows:
         return
     best, worst = max(rows, key=lambda row: row["gain"]), min(rows, key=lambda row: row["gain"])

@@ -49,12 +49,12 @@ pays."""
 def main(arguments: Sequence[str] | None = None) -> None:
     made = steps.add_options(turns.parser(__doc__, rounds=6))
     made.add_argument(
-        "--cold", action="store_true", help="weights that are neither in the store nor in the page cache too"
+        "--cold", action="store_true", help="also weights that are neither in the store nor in the page cache"
     )
     options = turns.parse(made, arguments)
     report = turns.Report(
         "share_models",
-        f"Loading and first call by `attach`, against the other ways; memory of {PROCESSES} processes",
+        f"Loading and first call by `attach`, compared with the other ways; memory of {PROCESSES} processes",
         ("model", "MB", "attach ms", "load ÷ attach: load_file", "torch.load", "loading, % of unshared",
          "with first call ÷ attach: load_file", "torch.load", "pre-forked", "shared copy ÷ weights",
          "memory, load_file ÷ attach"),
@@ -62,18 +62,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = steps.chosen(options)
     kept = _kept(options.out)
     until = steps.until(options)
-    for number, text in enumerate(wanted, 1):
-        if not _has(kept.get(text), options.cold) and time.monotonic() < until:
-            turns.say(f"{number}/{len(wanted)} {text}")
-            kept[text] = _measured(text, options, wanted.index(text) % EACH == 0)
-            _keep(options.out, text, kept[text])
-    for text in wanted:
-        if text in kept:
-            _add(report, text, kept[text])
-    _conclude(report, [kept[text] for text in wanted if text in kept], len(wanted))
-    report.notes += _deciding([kept[text] for text in wanted if text in kept])
-    with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
-        report.notes += _attaching(Path(folder), options)
+    with report.until_interrupted():
+        for number, text in enumerate(wanted, 1):
+            if not _has(kept.get(text), options.cold) and time.monotonic() < until:
+                turns.say(f"{number}/{len(wanted)} {text}")
+                with report.trying(text):
+                    kept[text] = _measured(text, options, wanted.index(text) % EACH == 0)
+                    _keep(options.out, text, kept[text])
+    there = [text for text in wanted if _has(kept.get(text), False)]
+    for text in there:
+        _add(report, text, kept[text])
+    _conclude(report, [kept[text] for text in there], len(wanted))
+    if report.whole:  # an interrupt is no time for further measurements
+        report.notes += _deciding([kept[text] for text in there])
+        with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+            report.notes += _attaching(Path(folder), options)
     report.finish(options)
 
 
@@ -195,6 +198,9 @@ def _add(report: turns.Report, text: str, row: dict[str, Any]) -> None:
 
 def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int) -> None:
     """Add notes on all models together."""
+    if not rows:
+        report.notes.append(f"None of {wanted} models was measured.")
+        return
     gains = {
         way: [(row, _times(row, "total_ms", way).value) for row in rows] for way in (MMAP, PICKLE)
     }  # fmt: skip
@@ -206,23 +212,23 @@ def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int)
         )
     forked = [_times(row, "forked_ms", FORK).value for row in rows]
     report.notes.append(
-        "First answer of a child of a pre-forked server ÷ that of a process that attaches: geometric mean "
+        "First answer of a child of a pre-forked server ÷ that of an attaching process: geometric mean "
         f"{statistics.geometric_mean(forked):.2f}, least {min(forked):.2f}, most {max(forked):.2f}; such a server "
-        "holds its weights in memory of its own."
+        "has its weights in private memory."
     )
     best = [min(gains[MMAP][place][1], gains[PICKLE][place][1]) for place in range(len(rows))]
     long = [value for row, value in zip(rows, best, strict=True) if _loading(row) >= 0.5]
     gain = statistics.geometric_mean(long) if long else None
     report.notes.append(
-        f"Goal: {LEAST_GAIN} times as fast as the best unshared way, where loading is half of its time or more: "
-        + ("of no model it is." if gain is None else f"{gain:.2f} of {len(long)} models, {_met(gain >= LEAST_GAIN)}.")
+        f"Goal: {LEAST_GAIN} times as fast as the best unshared way, if loading is at least half of its time: "
+        + ("no such model." if gain is None else f"{gain:.2f} of {len(long)} models, {_met(gain >= LEAST_GAIN)}.")
     )
     copies = [copy for row in rows if row["bytes"] >= LEAST_BYTES and (copy := _copy(row)) is not None]
     if copies:
         report.notes.append(
-            f"Goal: what processes have in common is at most {MOST_MEMORY} times the weights, of models of "
-            f"{LEAST_BYTES / 1e6:.0f} MB and more: at most {max(copies):.2f}, {_met(max(copies) <= MOST_MEMORY)} "
-            f"(from 1 and {PROCESSES} processes, of --quick {measuring.TOGETHER}, by proportional set size)."
+            f"Goal: shared memory of the processes at most {MOST_MEMORY} times the weights, for models of "
+            f"{LEAST_BYTES / 1e6:.0f} MB or more: at most {max(copies):.2f}, {_met(max(copies) <= MOST_MEMORY)} "
+            f"(from 1 and {PROCESSES} processes, with --quick {measuring.TOGETHER}, by proportional set size)."
         )
 
 
@@ -232,12 +238,14 @@ def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
     The turns decide what is right, if the interval of their ratio is above or below a gain of `paying.MATTERS`. Since
     calls are not predicted, the predicted gain in loading has to be that share of the measured loading and first call.
     """
+    if not rows:
+        return []
     try:
         shapes = estimate.curves(Timings.open(None))
     except ShareError:
         families = ",".join(estimate.NEEDED)
-        return [f"Decisions are not judged: type xsp bench transfers --families {families} --threads 1, and again."]
-    turns.say("what tensors take, for the decisions")
+        return [f"Decisions are not judged: run xsp bench transfers --families {families} --threads 1, then again."]
+    turns.say("cost per tensor, for the decisions")
     known = estimate.Constants(estimate.costs(), shapes, estimate.digest_ns())
     right = decided = asked = 0
     wrong: dict[str, int] = {}
@@ -258,12 +266,12 @@ def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
             if not is_right:
                 wrong[f"{each.way}, {each.state}"] = wrong.get(f"{each.way}, {each.state}", 0) + 1
     if not decided:
-        return [f"Decisions are not judged: of {asked} pairs the turns tell none."]
+        return [f"Decisions are not judged: the turns decide none of {asked} pairs."]
     where = "".join(f"; wrong over {way}: {count}" for way, count in sorted(wrong.items()))
     return [
-        f"Goal: whether sharing pays is foretold rightly for {LEAST_RIGHT:.0%} of models, ways and states: "
-        f"{100 * right / decided:.0f} % of {decided}, {_met(right >= LEAST_RIGHT * decided)} (of {asked} asked, the "
-        f"turns of the others do not tell whether 5 % are gained{where})."
+        f"Goal: whether sharing pays is predicted correctly for {LEAST_RIGHT:.0%} of models, ways and states: "
+        f"{100 * right / decided:.0f} % of {decided}, {_met(right >= LEAST_RIGHT * decided)} (of {asked}; the "
+        f"turns of the others do not show whether 5 % are gained{where})."
     ]
 
 
@@ -295,7 +303,7 @@ def _attaching(folder: Path, options: argparse.Namespace) -> list[str]:
     ]
     small, many = found[FILES[2]], found[FILES[3]]
     slope = 1e3 * (many.value - small.value) / (FILES[3][1] - FILES[2][1])
-    said.append(f"Goal: a tensor more takes at most {MOST_TENSOR_US} µs: {slope:.2f}, {_met(slope <= MOST_TENSOR_US)}.")
+    said.append(f"Goal: each tensor adds at most {MOST_TENSOR_US} µs: {slope:.2f}, {_met(slope <= MOST_TENSOR_US)}.")
     if FILES[0] in found:
         whole = found[FILES[0]].value
         said.append(

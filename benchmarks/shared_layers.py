@@ -38,8 +38,8 @@ QUICK = (*RESNETS, "torchvision:resnet101", "timm:resnetv2_50")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--out", type=Path, help="folder of graphs: what is there is read, what is missing is captured")
-    made.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="calls of a block (default: 1 2 4 8)")
+    made.add_argument("--out", type=Path, help="folder of graphs: existing ones are read, missing ones are captured")
+    made.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="calls per block (default: 1 2 4 8)")
     made.add_argument("--most", type=int, default=200, help="models whose blocks are counted (default: 200)")
     options = turns.parse(made, arguments)
     needed = (
@@ -59,13 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not options.quick:
             _blocks(report, found, options.sizes, options.most)
     if found.holes:
-        report.notes.append(f"{len(found.holes)} models of the folder have no graph, and are in no figure.")
+        report.notes.append(f"{len(found.holes)} models of the folder have no graph, and are not in the figures.")
     report.finish(options)
 
 
 def _growth(report: turns.Report, found: sharing.Corpus) -> None:
     """Add goal number 2: the share of distinct layers, over at least a thousand models."""
     curve = sharing.growth(found.members)
+    if not curve:
+        report.notes.append("No model of the folder has a graph.")
+        return
     calls, keys = curve[-1]
     share = keys / max(calls, 1)
     enough = len(curve) >= LEAST_MODELS
@@ -106,8 +109,8 @@ def _families(report: turns.Report, found: sharing.Corpus) -> None:
         report.notes.append(
             f"Second versions: {sum(1 - share >= FEWER for share in second)} of {len(second)} need {FEWER:.0%} fewer "
             "timings than without the first version. Those that miss it are new designs under an old name: Swin v2 has "
-            "windows of 8 in place of 7, EfficientNet v2 and MobileNet v3 have other widths, ConvNeXt v2 has a norm "
-            "more in each block. The first version alone counts as timed, no siblings."
+            "windows of 8 instead of 7, EfficientNet v2 and MobileNet v3 have other widths, ConvNeXt v2 has one more "
+            "norm in each block. Only the first version counts as timed, no siblings."
         )
 
 

@@ -272,11 +272,11 @@ def _count(step: Callable[[], object], seconds: float) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = heap.add_options(turns.parser(__doc__))
-    parser.add_argument("--of-seconds", type=float, default=1.5, metavar="S", help="of each stretch and each block")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE, each when it ends")
+    parser.add_argument("--of-seconds", type=float, default=1.5, metavar="S", help="time of a stretch or block")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="add each round to FILE when it ends")
     parser.add_argument(
         "--seconds", type=float, metavar="S",
-        help="take rounds until S seconds are over, of the programs first that have fewest (default: --rounds)",
+        help="take rounds for S seconds, first of the programs with the fewest (default: --rounds)",
     )  # fmt: skip
     parser.add_argument("--shortest", type=float, default=0, metavar="MS", help="leave out smaller sizes")
     parser.add_argument(
@@ -352,7 +352,7 @@ def _expected_s(program: Program, seconds: float) -> float:
 
 
 def _report(every: Mapping[str, Found]) -> turns.Report:
-    report = turns.Report("short_steps", "What xsp says that a step takes, against the bare loop [95 %]", COLUMNS)
+    report = turns.Report("short_steps", "Step time reported by xsp, compared with the bare loop [95 %]", COLUMNS)
     meant = [each for each in every.values() if _bare_ms(each.xsp) >= LEAST_MS]
     met, possible = (sum(_is_met(held(each)) for each in meant) for held in (_xsp, _control))
     for name, one in every.items():
@@ -361,12 +361,12 @@ def _report(every: Mapping[str, Found]) -> turns.Report:
     blocks, apart = sum(len(each.loop) for each in every.values()), [p for each in every.values() for p in each.apart()]
     if apart:
         report.notes += [
-            f"Goal met on {met} of {len(meant)} programs from {LEAST_MS:g} ms on; by a bare stretch in its "
-            f"place on {possible}.",
+            f"Goal met on {met} of {len(meant)} programs from {LEAST_MS:g} ms on; a bare stretch in its "
+            f"place meets it on {possible}.",
             f"xsp's interval covers the bare step in {covered} of {blocks} blocks ({100 * covered / blocks:.0f} %, "
             f"goal 90); that of a bare stretch, by the same code, in {held} of {len(apart)} "
             f"({100 * held / len(apart):.0f} %).",
-            f"Bare stretches one apart differ by {turns.median(apart):.1f} % at the median, "
+            f"Neighbouring bare stretches differ by {turns.median(apart):.1f} % at the median, "
             f"{summary.percentile(apart, 0.9):.1f} % at the 90th percentile.",
         ]
     return report

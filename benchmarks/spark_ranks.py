@@ -34,13 +34,13 @@ FEW = Job(steps=2, layers=2, kernels=2)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--ranks", type=int, nargs="*", help="of the jobs (default: 8 64; quick: 2 4)")
+    made.add_argument("--ranks", type=int, nargs="*", help="ranks of the jobs (default: 8 64; quick: 2 4)")
     options = turns.parse(made, arguments)
     for package in ("pyspark", "sqlglot"):
         if importlib.util.find_spec(package) is None:
             turns.skip(f"{package} is not installed: pip install 'xsp[spark]'")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        turns.skip("there is no Java, which Spark runs on")
+        turns.skip("there is no Java, which Spark needs")
     with two_executors() as engine, tempfile.TemporaryDirectory() as place:
         measure(options, options.ranks or ((2, 4) if options.quick else RANKS), engine, Path(place)).finish(options)
 
@@ -54,12 +54,12 @@ def measure(options: argparse.Namespace, ranks: Sequence[int], engine: str, plac
         run = _imported(place / str(count), count, options)
         taken[count] = _rounds(report, count, run, engine, options)
     first, last = ranks[0], ranks[-1]
-    for name in ("DuckDB", "Spark"):
+    for name in ("DuckDB", "Spark") if len(taken) > 1 else ():
         pairs = zip(taken[first], taken[last], strict=True)
         grown = turns.middle([after[name] / before[name] for before, after in pairs])
         said = f"{name}, {first} to {last} ranks: {grown.shown(2)} times as long"
         report.notes.append(f"{said} ({last / first:.0f} times the ranks).")
-    report.notes.append(f"Asked of each: {', '.join(ASKED)}.")
+    report.notes.append(f"Analyses of each job: {', '.join(ASKED)}.")
     return report
 
 

@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes two lines to stderr in each cycle
     rounds = options.rounds or (3 if options.quick else 7)
-    report = turns.Report("step_cost", "What a recorded step costs the program, ms [95 %]", COLUMNS)
+    report = turns.Report("step_cost", "Cost of a recorded step for the program, ms [95 %]", COLUMNS)
     for size in SIZES[2:5:2] if options.quick else SIZES[2:5]:
         times, costs = measure(size, rounds, 10 if options.quick else 20)
         ratios = [

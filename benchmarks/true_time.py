@@ -129,13 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(heap.add_options(workloads.add_options(turns.parser(__doc__))), arguments)
     if options.keep_heap:
         heap.keep()
-    report = turns.Report("true_time", "xsp's true step time against the bare step, in turns [95 %]", COLUMNS)
+    report = turns.Report("true_time", "xsp's true step time compared with the bare step, in turns [95 %]", COLUMNS)
     found: list[Found] = []
-    for workload in workloads.each(options):
-        repeats = workloads.rounds_of(workload, options)
-        one = measure(workload, repeats, options)
-        found.append(one)
-        report.add(_row(workload.name, one), bare=one.bare, true=one.true, ratio=one.ratio)
+    with report.until_interrupted():
+        for workload in workloads.each(options):
+            repeats = workloads.rounds_of(workload, options)
+            one = measure(workload, repeats, options)
+            found.append(one)
+            report.add(_row(workload.name, one), bare=one.bare, true=one.true, ratio=one.ratio)
     report.notes += _summary(found)
     report.finish(options)
 
@@ -159,6 +160,8 @@ def _row(name: str, one: Found) -> list[str]:
 
 
 def _summary(found: Sequence[Found]) -> list[str]:
+    if not found:
+        return ["No model was measured."]
     errors = [abs(one.true.value / one.median - 1) for one in found]
     near = sum(error <= GOAL for error in errors)
     alike = [abs(one.true.value / one.trimmed - 1) for one in found]
@@ -167,10 +170,10 @@ def _summary(found: Sequence[Found]) -> list[str]:
     return [
         f"Median |error| {100 * turns.median(errors):.2f} %, largest {100 * max(errors):.2f} %; "
         f"within 2 % on {near} of {len(found)} models.",
-        "Against the trimmed mean of the bare steps, the statistic that xsp's true time is: median |error| "
+        "Compared with the trimmed mean of the bare steps, the statistic of xsp's true time: median |error| "
         f"{100 * turns.median(alike):.2f} %, largest {100 * max(alike):.2f} %.",
-        f"xsp's interval covers the bare median on {covered} of {len(found)}; the interval of the ratio, in which "
-        f"the bare median's own uncertainty counts too, holds 1 on {agree} of {len(found)}.",
+        f"xsp's interval covers the bare median on {covered} of {len(found)}; the interval of the ratio, which "
+        f"includes the uncertainty of the bare median, contains 1 on {agree} of {len(found)}.",
     ]
 
 

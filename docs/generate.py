@@ -279,19 +279,28 @@ def shown(command: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def usage(name: str, command: argparse.ArgumentParser) -> str:
     """Return one line of usage; argparse's own differs between versions of Python."""
-    options = [f"[{action.option_strings[0]}{value(action)}]" for action in shown(command) if action.option_strings]
-    return " ".join([name, *options, *(value(a).strip() for a in shown(command) if not a.option_strings)])
+    parts = shown(command)
+    options = [in_usage(each) for each in parts if each.option_strings]
+    return " ".join([name, *options, *(value(each).strip() for each in parts if not each.option_strings)])
+
+
+def in_usage(option: argparse.Action) -> str:
+    """Return an option with its value, in brackets unless it is required."""
+    text = f"{option.option_strings[0]}{value(option)}"
+    return text if option.required else f"[{text}]"
 
 
 def value(action: argparse.Action) -> str:
     """Return the place-holder of an argument's value, after a space; empty for a switch."""
     if action.option_strings and action.nargs == 0:
         return ""
-    name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    name = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar or action.dest.upper()
     if action.choices is not None and action.metavar is None:
         name = "|".join(map(str, action.choices))
     if action.nargs in ("*", argparse.REMAINDER):
         return f" [{name} …]"
+    if action.nargs == "?":
+        return f" [{name}]"
     return f" {name} [{name} …]" if action.nargs == "+" else f" {name}"
 
 

@@ -59,12 +59,12 @@ def test_the_report_counts_against_the_goals_and_what_is_done_is_not_done_again(
     assert report.rows[0] == ["masks_made_again", "1", "masks, 20 %", "at most 20 %", "50 %", "–", "by hand"]
     assert report.rows[1] == ["onednn_off", "2", "stall, 20 %", "20 %", "15 %", "25 %", "onednn=on"]
     assert report.notes == [
-        "right advice among the first 3: 2 of 4 (goal 83%)",
-        "no advice without a flaw: 1 of 2 (goal: all)",
-        "tried or mended, and the step was faster: 2 of 2 (goal 90%)",
-        "gains within their upper bound, and a tenth: 0 of 1",
-        "error of the promise: 25 % (median, goal 30 %)",
-        "could not be asked about: slow_data",
+        "right advice among the first 3 pieces: 2 of 4 (goal 83%)",
+        "no advice for programs without a flaw: 1 of 2 (goal: all)",
+        "step faster with the change: 2 of 2 (goal 90%)",
+        "gains within 1.1 times their upper bound: 0 of 1",
+        "error of the predicted gain: 25 % (median, goal 30 %)",
+        "no answer for: slow_data",
     ]
     assert len(turns.table(report.columns, report.rows)) == 8
 
@@ -77,8 +77,8 @@ def test_a_session_of_no_time_reports_what_is_there_and_what_is_left(
     monkeypatch.setattr(advice, "_asked", lambda *_: pytest.fail("a program was begun"))
     advice.main(["--quick", "--seconds", "0", "--out", str(tmp_path)])
     said = capsys.readouterr().out
-    assert "right advice among the first 3: 1 of 1" in said
-    assert " of 6 programs are left: call it again with the same --out" in said
+    assert "right advice among the first 3 pieces: 1 of 1" in said
+    assert " of 6 programs are left: run it again with the same --out" in said
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from depth import deep
 
 torch = pytest.importorskip("torch")
 
@@ -41,13 +42,12 @@ def run(spec: str, **settings):
     ("spec", "settings", "shape"),
     [
         ("torchvision:squeezenet1_1", {"batch": 2, "shape": (3, 64, 64)}, (2, 1000)),
-        pytest.param("timm:test_vit", {"batch": 2}, (2, 1000), marks=pytest.mark.slow),
-        pytest.param(SMALL_GPT2, {"batch": 2, "sequence": 5}, (2, 5, 32), marks=pytest.mark.slow),
-        pytest.param(
+        deep("timm:test_vit", {"batch": 2}, (2, 1000)),
+        deep(SMALL_GPT2, {"batch": 2, "sequence": 5}, (2, 5, 32)),
+        deep(
             "transformers:vit?num_hidden_layers=1&hidden_size=32&num_attention_heads=2&image_size=32",
             {},
             (1, 5, 32),
-            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_users_file_gives_a_dictionary_among_several_inputs(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("resnet50", "names no model; write torchvision:NAME"),
+        ("resnet50", "is not the name of a model; write torchvision:NAME"),
         ("keras:resnet50", "there is no source 'keras'"),
         ("torchvision:resnet5", "did you mean resnet50"),
         ("timm:vit_tiny", "did you mean"),
@@ -122,7 +122,7 @@ def test_a_users_file_gives_a_dictionary_among_several_inputs(tmp_path):
         ("{file}:pear", "did you mean pair"),
         ("{file}:wrong", "returned int"),
         ("{file}:broken", "raised RuntimeError: mine"),
-        ("timm:resnet18.nowhere", r"cannot be built \(RuntimeError: Invalid pretrained tag"),
+        deep("timm:resnet18.nowhere", r"cannot be built \(RuntimeError: Invalid pretrained tag"),
         ("transformers:bert?num_attention_heads=0", r"cannot be built \(ZeroDivisionError"),
     ],
 )
@@ -151,7 +151,7 @@ def test_what_cannot_be_trained_is_one_clear_error(tmp_path):
         "def silent(batch_size):\n"
         "    return Silent(2, 2), torch.ones(batch_size, 2)\n"
     )
-    with pytest.raises(ModelError, match="ReLU has no parameter that can be trained; omit --train"):
+    with pytest.raises(ModelError, match="ReLU has no trainable parameter; omit --train"):
         run(f"{path}:plain", train=True)
     with pytest.raises(ModelError, match="returned int without a floating-point tensor"):
         run(f"{path}:silent", train=True)
@@ -184,12 +184,12 @@ def test_a_packed_sequence_or_another_named_tuple_is_one_input(tmp_path):
             {"device": "tpu9"},
             r"--device tpu9: cannot be used here \(.*; type --device cpu",
         ),
-        ("torchvision:squeezenet1_1", {"device": "cuda:99"}, "--device cuda:99: cannot be used here"),
-        ("torchvision:squeezenet1_1", {"shape": (4, 64, 64)}, r"of 1x4x64x64 \(.*it was made for --input 3x224x224"),
-        ("torchvision:squeezenet1_1", {"shape": (64,), "train": True}, "it was made for --input 3x224x224"),
-        ("timm:vit_tiny_patch16_224", {"shape": (3, 100, 100)}, "it was made for --input 3x224x224"),
-        ("transformers:vit?num_hidden_layers=1", {"shape": (1, 224, 224)}, "it was made for --input 3x224x224"),
-        ("transformers:bert?num_hidden_layers=1", {"shape": (3, 8, 8)}, "takes tokens: omit --input.*--sequence"),
+        deep("torchvision:squeezenet1_1", {"device": "cuda:99"}, "--device cuda:99: cannot be used here"),
+        ("torchvision:squeezenet1_1", {"shape": (4, 64, 64)}, r"of 1x4x64x64 \(.*it is designed for --input 3x224x224"),
+        deep("torchvision:squeezenet1_1", {"shape": (64,), "train": True}, "it is designed for --input 3x224x224"),
+        deep("timm:vit_tiny_patch16_224", {"shape": (3, 100, 100)}, "it is designed for --input 3x224x224"),
+        deep("transformers:vit?num_hidden_layers=1", {"shape": (1, 224, 224)}, "it is designed for --input 3x224x224"),
+        deep("transformers:bert?num_hidden_layers=1", {"shape": (3, 8, 8)}, "takes tokens: omit --input.*--sequence"),
         ("transformers:bert?num_hidden_layers=1", {"sequence": 600}, "it takes up to --sequence 512"),
     ],
 )

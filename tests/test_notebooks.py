@@ -69,3 +69,11 @@ def test_a_notebook_runs(path: Path) -> None:
     client.NotebookClient(
         read(path), timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     ).execute()
+
+
+def test_the_notebook_of_predictions_shows_transfers_by_size_with_their_curves() -> None:
+    cells = code(read(ROOT / "notebooks" / "predict.ipynb"))
+    (drawn,) = [cell for cell in cells if "shape.seconds(" in cell.source]
+    for label in ('xlabel="bytes"', 'ylabel="ms"', 'ylabel="GB/s"', "curve.timings"):
+        assert label in drawn.source
+    assert any("image/png" in out.get("data", {}) for out in drawn.outputs), "execute it: see docs/use/python.md"

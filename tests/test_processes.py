@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import threading
+import time
+from typing import Any
+
+import pytest
 
 from xsp import processes
+from xsp.schema import Level
 
 
 def test_a_process_starts_while_a_thread_sets_variables() -> None:
@@ -30,6 +37,63 @@ def test_a_process_starts_while_a_thread_sets_variables() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_answers_are_lines_in_whatever_pieces_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = iter([b"on", b"e\ntwo\nth", b"ree\n", b"cut off", b""])
+    monkeypatch.setattr(processes, "start_python", lambda *_, **__: None)
+    asked = processes.Asked("")
+    monkeypatch.setattr("select.select", lambda *given: (given[0], [], []))
+    monkeypatch.setattr("os.read", lambda *_: next(pieces))
+    found = [asked.answer(0.0) for _ in range(4)]
+    monkeypatch.undo()
+    os.close(asked._answers)
+    assert found == [b"one", b"two", b"three", b""]
+
+
+def test_a_long_answer_takes_time_in_proportion_to_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    def took_s(length: int) -> float:
+        pieces = iter([b"." * 64] * (length // 64) + [b"\n"])
+        asked = processes.Asked("")
+        with monkeypatch.context() as patched:
+            patched.setattr("select.select", lambda *given: (given[0], [], []))
+            patched.setattr("os.read", lambda *_: next(pieces))
+            began_s = time.process_time()
+            assert len(asked.answer(0.0)) == length
+            taken_s = time.process_time() - began_s
+        os.close(asked._answers)
+        return taken_s
+
+    monkeypatch.setattr(processes, "start_python", lambda *_, **__: None)
+    short_s, long_s = (min(took_s(length) for _ in range(3)) for length in (1 << 18, 1 << 21))
+    assert long_s < 24 * short_s, "eight times as long, not 64 times"
+
+
+class _Handler:
+    def method(self, *_: object) -> None:
+        raise TimeoutError
+
+    def __call__(self, *_: object) -> None:
+        raise TimeoutError
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [_Handler().method, _Handler(), functools.partial(_Handler().method, 1), lambda *_: _Handler().method()],
+    ids=["method", "object", "partial", "function"],
+)
+def test_what_a_signal_handler_raises_is_told_from_an_error_of_the_code_that_it_interrupts(handler: Any) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(TimeoutError) as raised:
+            signal.raise_signal(signal.SIGUSR1)
+        assert processes.raised_by_handler(raised.value)
+        with pytest.raises(ValueError, match="99") as own:
+            Level(99)
+        assert not processes.raised_by_handler(own.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not processes.raised_by_handler(raised.value), "it is a handler no longer"
 
 
 def test_a_process_has_the_variables_of_the_program() -> None:

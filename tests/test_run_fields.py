@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 
+from depth import deep
 from fuzzing import SEED, TIMES, places, replaced
 
 from xsp import cli
@@ -79,7 +80,7 @@ def test_no_field_of_a_run_ends_a_command_with_more_than_a_line_or_reaches_the_t
         assert code == 0 or len(printed.splitlines()) <= 2, f"{case}\n{printed}"
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+@pytest.mark.parametrize("encoding", [deep("latin-1"), "ascii"])
 def test_a_terminal_that_is_not_utf_8_gets_question_marks_and_no_traceback(run: Path, encoding: str) -> None:
     command = [sys.executable, "-m", "xsp.cli", "analyze", str(run), "A2"]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}

@@ -14,7 +14,13 @@ from xsp import rundir, table
 from xsp.correlate.evidence import correlate
 from xsp.errors import OutputError, TraceError, UnwritableError
 from xsp.ingest.load import parts
+from xsp.record.description import of_parts
+from xsp.record.loop import Loop, Row, Status
+from xsp.report.loop import loop as drawn
+from xsp.run import Run
 from xsp.schema import Level
+from xsp.store import loop
+from xsp.store.iterations import iterations
 from xsp.store.write import Store
 from xsp.testing import spans
 
@@ -277,6 +283,32 @@ def levels_once_each(place: Path) -> Path:
 def test_a_program_that_was_run_once_per_level_loads_as_one(tmp_path: Path) -> None:
     loaded = xsp.load(levels_once_each(tmp_path / "runs"))
     assert [(rung.level, rung.steps) for rung in loaded.rungs] == [(Level.MODEL, 3), (Level.LAYER, 3)]
+
+
+def test_the_steps_of_programs_that_were_run_once_per_level_are_numbered_on(tmp_path: Path) -> None:
+    runs = levels_once_each(tmp_path / "runs")
+    for place, (name, rung) in enumerate((("M", Level.MODEL), ("L", Level.LAYER))):
+        rows = Loop()
+        for step in range(20):
+            recorded = step < 3
+            on, start_ns = int(rung if recorded else Level.APPLICATION), 10**9 * place + 1000 * step
+            rows.add(Row(0, step, 1, 0, on, int(not recorded), start_ns, 500, 100, 0, 0, 8, Status.OK))
+        loop.append(runs / name, rows.take(), 0)
+    trace = xsp.load(runs)
+    counted = "SELECT count(*), count(DISTINCT step), min(step), max(step) FROM loop"
+    assert trace.sql(counted).fetchall() == [(40, 40, 0, 39)]
+    recorded_steps = [(0, 20), (1, 20), (2, 20), (20, 30), (21, 30), (22, 30)]
+    assert trace.sql("SELECT DISTINCT step, rung FROM spans ORDER BY step").fetchall() == recorded_steps
+    [own] = iterations(trace.con)
+    assert (own.steps, own.recorded) == (40, 6)
+    page = drawn(trace)
+    assert page is not None
+    assert page["told"] == ["40 steps, 6 of them recorded."], "a row is joined with itself only"
+
+
+def test_kinds_of_a_program_that_was_run_once_per_level_count_the_steps_of_all_runs() -> None:
+    told = [Run.of({"kinds": [{"kind": 0, "name": "train", "steps": steps}]}) for steps in (30, 31)]
+    assert [kind["steps"] for kind in of_parts(told)["kinds"]] == [61]
 
 
 def test_a_damaged_segment_of_a_part_is_named_too_and_can_be_left_out(tmp_path: Path) -> None:

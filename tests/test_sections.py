@@ -74,8 +74,8 @@ def test_numbers_that_are_not_finite_are_unknown(run):
         (Table(("a", "b"), ((1,),)), "a row has 1 cells, and 2 columns"),
         (Chart("pie", "t", "ms", (), ()), "there is no chart 'pie'"),
         (Chart("bars", "t", "ms", ("a",), (Series("s", (1.0, 2.0)),)), "values has 2 figures, and the chart 1 places"),
-        (Chart("bars", "t", "ms", ("a",), (Series("s", (1.0,), (0.5,)),)), "low and high go together"),
-        (Chart("lines", "t", "ms", ("a",), (Series("s", (1.0,)),)), "lines are drawn over numbers"),
+        (Chart("bars", "t", "ms", ("a",), (Series("s", (1.0,), (0.5,)),)), "low and high must be given together"),
+        (Chart("lines", "t", "ms", ("a",), (Series("s", (1.0,)),)), "a chart of lines needs numbers"),
         (Tree(("ms",), (Branch("a", (1, 2)),)), "a branch has 2 cells, and 1 columns"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_section_that_does_not_hold_together_is_not_written(run, part, why):
 
 @pytest.mark.parametrize("name", ["", "../x", "A", "a b", "x" * 61, "-a", "a\n"])
 def test_a_name_that_is_none_is_refused(run, name):
-    with pytest.raises(UsageError, match="no name of a section"):
+    with pytest.raises(UsageError, match="not a name of a section"):
         sections.write(run, name, FULL)
 
 
@@ -102,13 +102,13 @@ def test_what_is_no_run_takes_no_section(tmp_path):
     [
         ("", "Expecting value"),
         ("[" * 100_000, ""),
-        ([], "a section is an object"),
-        ({"xsp_section": 2, "title": "t", "parts": []}, "this xsp reads form 1"),
+        ([], "a section must be an object"),
+        ({"xsp_section": 2, "title": "t", "parts": []}, "this xsp reads version 1"),
         ({"xsp_section": True, "title": "t", "parts": []}, "xsp_section is True"),
-        ({"xsp_section": 1, "parts": []}, "title is a text"),
+        ({"xsp_section": 1, "parts": []}, "title must be a text"),
         ({"xsp_section": 1, "title": "t", "parts": [{"html": "<b>"}]}, "a part has one key of text, table"),
-        ({"xsp_section": 1, "title": "t", "parts": [{"text": 4}]}, "text is a text"),
-        ({"xsp_section": 1, "title": "t", "parts": [{"table": {"columns": ["a"], "rows": [[{}]]}}]}, "a row is a list"),
+        ({"xsp_section": 1, "title": "t", "parts": [{"text": 4}]}, "text must be a text"),
+        ({"xsp_section": 1, "title": "t", "parts": [{"table": {"columns": ["a"], "rows": [[{}]]}}]}, "must be a list"),
     ],
 )
 def test_a_file_that_is_no_section_is_named_with_the_reason(run, content, why):

@@ -9,7 +9,16 @@ from collections.abc import Callable
 
 import pytest
 
-from xsp.summary import MANY, Interval, drifting_interval, interval, mean_interval, percentile, trimmed_mean
+from xsp.summary import (
+    MANY,
+    Interval,
+    drifting_interval,
+    interval,
+    mean_interval,
+    of_equal_weight,
+    percentile,
+    trimmed_mean,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +45,29 @@ def test_percentiles_interpolate_between_order_statistics() -> None:
     values = [40.0, 10.0, 30.0, 20.0, 50.0]
     assert [percentile(values, share) for share in (0, 0.5, 0.9, 1)] == [10, 30, 46, 50]
     assert percentile([3.0], 0.99) == 3.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_weighted_percentile_is_that_of_values_repeated_as_often(seed: int) -> None:
+    draw = random.Random(seed)
+    values, weights = [draw.gauss(100, 5) for _ in range(9)], [draw.randint(1, 40) for _ in range(9)]
+    repeated = [value for value, weight in zip(values, weights, strict=True) for _ in range(weight)]
+    for share in (0.0, 0.1, 0.5, 0.9, 0.99, 1.0):
+        assert percentile(values, share, weights) == pytest.approx(percentile(repeated, share))
+    assert percentile(values, 0.5, [7] * 9) == percentile(values, 0.5)
+
+
+def test_a_series_of_unequal_weight_becomes_means_of_parts_of_equal_weight() -> None:
+    assert of_equal_weight([3.0, 1.0, 2.0], [5, 5, 5]) == [3.0, 1.0, 2.0]
+    assert of_equal_weight([], []) == []
+    assert of_equal_weight([1.0, 9.0], [1, 1000]) == pytest.approx([9001 / 1001])
+    assert of_equal_weight([1.0, 3.0, 5.0], [2, 2, 4]) == pytest.approx([2.0, 5.0]), "64 // 24 parts of 4"
+    draw = random.Random(1)
+    values, weights = [draw.gauss(100, 5) for _ in range(300)], [draw.choice((1, 50)) for _ in range(300)]
+    parts = of_equal_weight(values, weights)
+    mean = sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+    assert statistics.fmean(parts) == pytest.approx(mean)
+    assert len(parts) == sum(weights) ** 2 // sum(weight**2 for weight in weights)
 
 
 @pytest.mark.parametrize("question", [trimmed_mean, lambda values: percentile(values, 0.5)])

@@ -1,23 +1,41 @@
-"""Atomic writing of files: new content is written beside a path, then renamed into place, or discarded."""
+"""Atomic writing of files: new content is written beside a path, then renamed into place, or discarded.
+
+A process that is killed leaves what it had half written. The next process that writes to the same folder removes it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
+import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+HALF = re.compile(r"\..+\.(\d+)-\d+\.part")
+"""Name of a half-written file or folder; the first number is the id of the process that writes it."""
+
+STALE_S = 3600
+"""Seconds without a change after which something half-written is removed, if no process has that id. On a shared disk
+it may belong to a process of another machine, which is unknown here."""
+
+_looked_through: set[Path] = set()
 
 
 def place(path: Path) -> Path:
     """Return a hidden path beside `path` for its new content; each thread gets a path of its own.
+
+    What earlier processes left half written there is removed, see `remove_stale`.
 
     Raises:
         OSError: `path` is a folder without a name: `.`, `/`.
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    remove_stale(path.parent)
     name = os.fsencode(path.name).decode("utf-8", "replace")  # the table engine opens only UTF-8 names
     return path.with_name(f".{name}.{os.getpid()}-{threading.get_ident()}.part")
 
@@ -49,3 +67,35 @@ def written(path: Path, flush: bool = True) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove what processes that were killed left half written in a folder; a process looks through a folder once."""
+    if folder in _looked_through:
+        return
+    _looked_through.add(folder)
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = HALF.fullmatch(entry.name)
+            if found is None or _runs(int(found[1])):
+                continue
+            with contextlib.suppress(OSError):  # another process removes it as well
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime < STALE_S:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
+
+
+def _runs(process: int) -> bool:
+    """Return whether a process has this id, as far as this can be told."""
+    if os.name != "posix":  # elsewhere the call below would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass
+    return True

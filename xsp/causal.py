@@ -35,7 +35,7 @@ def config_of(transformers: Any, name: str, config: Any) -> None:
         raise ModelError(_encodes(f"transformers:{name}"))
     known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in known:
-        raise ModelError(f"transformers:{name} is no causal language model: omit --decode and --prefill")
+        raise ModelError(f"transformers:{name} is not a causal language model: omit --decode and --prefill")
 
 
 def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: int | None) -> tuple[dict[str, Any], Any]:
@@ -52,7 +52,7 @@ def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: in
         ModelError: the model does not generate text, or takes fewer tokens.
     """
     if (prefill is None) == (decode is None):
-        raise ModelError("--prefill and --decode are two steps: give one of both")
+        raise ModelError("--prefill and --decode are different steps: give one of them")
     tokens = prefill if decode is None else decode
     assert tokens is not None
     _check(spec, model, tokens, decode is not None)
@@ -72,7 +72,7 @@ def _check(spec: str, model: Any, tokens: int, decodes: bool) -> None:
     if (version := _version()) is not None and tuple(map(int, version.split(".")[:2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ModelError(
-            f"{spec}: --decode and --prefill take transformers {oldest} or later, not {version}: "
+            f"{spec}: --decode and --prefill need transformers {oldest} or later, not {version}: "
             f"pip install 'transformers>={oldest}'"
         )
     if getattr(config, "is_encoder_decoder", False):
@@ -84,7 +84,7 @@ def _check(spec: str, model: Any, tokens: int, decodes: bool) -> None:
     most = _most_tokens(model)
     if most is not None and tokens > most:
         raise ModelError(
-            f"{spec} takes up to {most:,} tokens, its table of positions has no more; {tokens:,} are asked"
+            f"{spec} takes up to {most:,} tokens, the size of its table of positions; {tokens:,} were requested"
         )
 
 
@@ -95,7 +95,7 @@ def _version() -> str | None:
 
 def _encodes(spec: str) -> str:
     return (
-        f"{spec} is an encoder-decoder, whose decoding step reads what its encoder made: omit --decode and --prefill, "
+        f"{spec} is an encoder-decoder, whose decoding step reads the encoder's output: omit --decode and --prefill, "
         "and give --sequence N"
     )
 
@@ -132,10 +132,10 @@ def state(spec: str, model: Any, before: Any) -> Callable[[], dict[str, Any]]:
             if name and several:
                 name, cache = _left(model, model(input_ids=before[:, -1:], use_cache=True, **{name: cache}))
     except Exception as error:
-        raise ModelError(f"{spec} does not read {before.shape[-1]:,} tokens ({_first(error)})") from error
+        raise ModelError(f"{spec} cannot read {before.shape[-1]:,} tokens ({_first(error)})") from error
     if not name:
         raise ModelError(
-            f"{spec} keeps no cache between calls, so that it has no decoding step: omit --decode and --prefill"
+            f"{spec} keeps no cache between calls, so it has no decoding step: omit --decode and --prefill"
         )
     return lambda: {name: _fresh(cache)}
 

@@ -170,13 +170,13 @@ def of_shape(name: str, model: Any, batch: int, shape: tuple[int, ...]) -> tuple
     torch = sys.modules["torch"]
     wants = next(iter(wanted(model)[0]), "")
     if wants.endswith(_TOKENS) or not wants:
-        raise ModelError(f"transformers:{name} takes tokens: omit --input, and give their number, --sequence 128")
+        raise ModelError(f"transformers:{name} takes tokens: omit --input, and give their number with --sequence 128")
     made = {wants: torch.randn(batch, *shape)}
     if wants != "pixel_values":
         return made, f"give the shape of one sample of {wants}, --input"
     sizes = Sizes(model.config)
     height, width = sizes.images()[0]
-    return made, f"it was made for --input {sizes.number(3, 'num_channels')}x{height}x{width}"
+    return made, f"it is designed for --input {sizes.number(3, 'num_channels')}x{height}x{width}"
 
 
 class _Makers:

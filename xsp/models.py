@@ -125,7 +125,7 @@ def build(spec: str, settings: Settings, device: str = "cpu") -> Built | Callabl
     """
     source, colon, name = spec.partition(":")
     if not colon or not name:
-        raise ModelError(f"{spec!r} names no model; write {_HOWTO}")
+        raise ModelError(f"{spec!r} is not the name of a model; write {_HOWTO}")
     if not source.endswith(".py") and source not in _SOURCES:
         known = ", ".join(_SOURCES)
         raise ModelError(f"{spec!r}: there is no source {source!r}; there are {known} and file.py:function")
@@ -150,7 +150,7 @@ def of_phase(spec: str, built: Built | Callable[[], object], settings: Settings)
     if settings.train or settings.shape is not None:
         raise ModelError("--prefill and --decode are steps of inference on tokens: omit --train and --input")
     if not isinstance(built, Built):
-        raise ModelError(f"{spec} is a function that does a step: --decode and --prefill need the model itself")
+        raise ModelError(f"{spec} is a function that runs a step: --decode and --prefill need the model itself")
     kwargs, before = causal.arguments(spec, built.model, settings.batch, settings.prefill, settings.decode)
     return Built(built.model, (), kwargs, built.remedy, before)
 
@@ -169,10 +169,10 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
         try:
             inspect.signature(function).bind(settings.batch)
         except TypeError:
-            raise ModelError(f"{path}:{name} is to take the batch size: def {name}(batch_size)") from None
+            raise ModelError(f"{path}:{name} must take the batch size: def {name}(batch_size)") from None
     try:
         made = function(settings.batch)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(f"{path}:{name} raised {type(error).__name__}: {error}") from error
     if callable(made) and not hasattr(made, "parameters"):
         return made  # type: ignore[no-any-return]
@@ -182,8 +182,8 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
         if len(values) == 1 and type(values[0]) is tuple:  # a named tuple, such as a packed sequence, is one input
             values = list(values[0])
         return Built(model, tuple(values), kwargs)
-    wanted = "(module, input), (module, input, input, ...), or a function that does one step"
-    raise ModelError(f"{path}:{name} returned {type(made).__name__}; it is to return {wanted}")
+    wanted = "(module, input), (module, input, input, ...), or a function that runs one step"
+    raise ModelError(f"{path}:{name} returned {type(made).__name__}; it must return {wanted}")
 
 
 def function_of(path: Path, name: str) -> Callable[..., Any]:
@@ -200,7 +200,7 @@ def function_of(path: Path, name: str) -> Callable[..., Any]:
     sys.modules.setdefault(path.stem, module)
     try:
         specification.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -225,7 +225,7 @@ def _torchvision(name: str, settings: Settings) -> Built:
         return Built(model, pair, {}, _input(_torchvision_shape(name, models)))
     if detects:
         if settings.train:
-            raise ModelError(f"torchvision:{name} needs targets to be trained; use file.py:function")
+            raise ModelError(f"torchvision:{name} needs targets for training; use file.py:function")
         images = [torch.rand(*shape) for _ in range(settings.batch)]
         return Built(model, (images,), {}, _input(_torchvision_shape(name, models)))
     return Built(model, (torch.randn(settings.batch, *shape),), {}, _input(_torchvision_shape(name, models)))
@@ -250,7 +250,7 @@ def _timm(name: str, settings: Settings) -> Built:
 
 
 def _input(shape: tuple[int, ...]) -> str:
-    return f"it was made for --input {'x'.join(map(str, shape))}"
+    return f"it is designed for --input {'x'.join(map(str, shape))}"
 
 
 def _transformers(name: str, settings: Settings) -> Built:
@@ -298,7 +298,7 @@ def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple
 
 def _micro(name: str, settings: Settings) -> Built:
     if settings.shape is not None:
-        raise ModelError(f"micro:{name} has the input that its family says: omit --input")
+        raise ModelError(f"micro:{name} has the input of its family: omit --input")
     model, value = micromodels.build(name, settings.batch)
     return Built(model, (value,), {})
 
@@ -340,7 +340,7 @@ def _check_input(torch: Any, spec: str, built: Built) -> None:
             built()
     except Exception as error:
         raise ModelError(
-            f"{spec} does not run on its input{f' of {shown}' if shown else ''} ({_reason(error)})"
+            f"{spec} fails on its input{f' of {shown}' if shown else ''} ({_reason(error)})"
             f"{f'; {built.remedy}' if built.remedy else ''}"
         ) from error
 
@@ -426,7 +426,7 @@ def step_of(built: Built, settings: Settings) -> Callable[[], object]:
 
         return predict
     if not any(each.requires_grad for each in built.model.parameters()):
-        raise ModelError(f"{type(built.model).__name__} has no parameter that can be trained; omit --train")
+        raise ModelError(f"{type(built.model).__name__} has no trainable parameter; omit --train")
     optimizer = torch.optim.SGD(built.model.parameters(), lr=1e-3, momentum=0.9)
 
     def train() -> object:

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 _known: set[Callable[[], None]] = set()
@@ -101,6 +103,33 @@ def ending(code: int) -> str:
     return f"signal {-code}"
 
 
+def raised_by_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised an error, which may interrupt any line of the main thread.
+
+    If it interrupted xsp, it is meant for the program all the same: `TimeoutError` of an alarm, for instance.
+    """
+    handlers, trace = set(_handlers()), error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _handlers() -> Iterator[CodeType]:
+    """Yield the code of the signal handlers that are installed now."""
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, partial):
+            handler = handler.func
+        if not callable(handler):  # it is left to the system, or to C
+            continue
+        for each in (handler, type(handler).__call__):
+            code = getattr(getattr(each, "__func__", each), "__code__", None)
+            if isinstance(code, CodeType):
+                yield code
+
+
 class Asked:
     """A Python process that reads questions as lines of JSON, and writes answers as lines to a separate pipe."""
 
@@ -116,7 +145,8 @@ class Asked:
             OSError: the process cannot be started.
         """
         self._answers, theirs = os.pipe()
-        self._read = b""
+        self._read = bytearray()
+        self._searched = 0  # bytes of it that hold no end of a line
         try:
             self._process = start_python(
                 code,
@@ -150,13 +180,16 @@ class Asked:
         Args:
             until: the deadline, a time of `time.monotonic`.
         """
-        while b"\n" not in self._read:
+        while (end := self._read.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._read)
             ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
             read = os.read(self._answers, 1 << 16) if ready else b""
             if not read:
                 return b""
             self._read += read
-        line, _, self._read = self._read.partition(b"\n")
+        line = bytes(self._read[:end])
+        del self._read[: end + 1]
+        self._searched = 0
         return line
 
     def has_ended(self) -> bool:

@@ -209,6 +209,8 @@ def _clear(run: Path) -> None:
         _remove_empty(run / SECTIONS)
     for name in (RUN_FILE, MERGED_FILE, LOOP_FILE, LOOP_ROWS, DELIVERY_FILE, JOB_FILE, "progress.json", "report.html"):
         (run / name).unlink(missing_ok=True)
+    for half in [entry for entry in run.iterdir() if atomic.HALF.fullmatch(entry.name) and not entry.is_dir()]:
+        half.unlink(missing_ok=True)
 
 
 def _remove_empty(directory: Path) -> None:
@@ -410,3 +412,29 @@ def rank_parts(run: Path) -> list[Path]:
     """Return the directories of the ranks' runs in a job's directory, in the order of their ranks."""
     found = [part for part in run.glob("rank-*") if (part / RUN_FILE).is_file()]
     return sorted(found, key=lambda part: (len(part.name), part.name))
+
+
+def remove_ranks(job: Path, ranks: int) -> list[str]:
+    """Remove the runs of ranks that a job no longer has, because it was started again with fewer.
+
+    Args:
+        job: the job's directory.
+        ranks: number of its ranks now.
+
+    Returns:
+        The names of the runs that were removed; one that is still written, or that cannot be removed, stays.
+    """
+    removed = []
+    for part in rank_parts(job):
+        number = part.name.removeprefix("rank-")
+        if not number.isdecimal() or int(number) < ranks:
+            continue
+        with contextlib.suppress(OutputError, TraceError, OSError):
+            directory = _free(part)
+            try:
+                _clear(part)
+            finally:
+                os.close(directory)
+            _remove_empty(part)
+            removed.append(part.name)
+    return removed

@@ -180,7 +180,7 @@ def write(run: Path, name: str, section: Section) -> Path:
         OutputError: there is no run, or the file cannot be written; an existing section is unchanged.
     """
     if not NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name of a section: small letters, digits and hyphens")
+        raise UsageError(f"{name!r} is not a name of a section: use lowercase letters, digits and hyphens")
     content = {"xsp_section": VERSION, **plain(section)}
     try:
         of(content)
@@ -188,7 +188,7 @@ def write(run: Path, name: str, section: Section) -> Path:
         raise UsageError(f"the section {name}: {error}") from error
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
     if len(text) > MOST_BYTES:
-        raise UsageError(f"the section {name} takes {len(text) >> 20} MB, a page shows up to {MOST_BYTES >> 20}")
+        raise UsageError(f"the section {name} has {len(text) >> 20} MB; a page shows up to {MOST_BYTES >> 20}")
     check(run)
     folder = run / rundir.SECTIONS
     try:
@@ -217,9 +217,9 @@ def read(run: Path) -> Found:
         try:
             rundir.check_inside(run, [file])
             if not NAME.fullmatch(file.stem):
-                raise ValueError("its name is none of a section")
+                raise ValueError("its name is not a name of a section")
             if not file.is_file() or file.stat().st_size > MOST_BYTES:
-                raise ValueError(f"no file, or larger than {MOST_BYTES >> 20} MB")
+                raise ValueError(f"not a file, or larger than {MOST_BYTES >> 20} MB")
             found[file.stem] = of(json.loads(file.read_text(encoding="utf-8")))
         except TraceError:
             damaged.append(f"{file.name}: a link that leads out of the run directory")
@@ -250,7 +250,7 @@ def of(content: Any) -> Section:
     whole = _object(content, "a section")
     version = whole.get("xsp_section")
     if type(version) is not int or not 1 <= version <= VERSION:
-        raise ValueError(f"xsp_section is {version!r}; this xsp reads form {VERSION}")
+        raise ValueError(f"xsp_section is {version!r}; this xsp reads version {VERSION}")
     return Section(_text(whole, "title"), tuple(_part(each) for each in _list(whole, "parts")))
 
 
@@ -278,10 +278,10 @@ def _chart(held: Any) -> Chart:
     if kind not in KINDS:
         raise ValueError(f"there is no chart {kind[:40]!r}; there are {', '.join(KINDS)}")
     if kind in ("lines", "points") and any(isinstance(each, (str, bool)) for each in at):
-        raise ValueError(f"{kind} are drawn over numbers")
+        raise ValueError(f"a chart of {kind} needs numbers as at")
     log, labels = _texts(chart, "log", ()), _texts(chart, "labels", ())
     if set(log) - {"at", "values"} or len(labels) not in (0, len(at)):
-        raise ValueError("log names axes (at, values), and labels are as many as at")
+        raise ValueError("log must name axes (at, values), and labels must be as many as at")
     series = tuple(_series(each, len(at)) for each in _list(chart, "series"))
     return Chart(kind, _text(chart, "title"), _text(chart, "unit"), at, series, _text(chart, "over", ""), log, labels)
 
@@ -290,7 +290,7 @@ def _series(held: Any, length: int) -> Series:
     series = _object(held, "a series")
     low, high = (_numbers(series.get(name) or [], name, length) for name in ("low", "high"))
     if len(low) != len(high):
-        raise ValueError("low and high go together")
+        raise ValueError("low and high must be given together")
     return Series(_text(series, "name"), _numbers(series.get("values"), "values", length, needed=True), low, high)
 
 
@@ -304,9 +304,9 @@ def _tree(held: Any) -> Tree:
 def _branch(held: Any, width: int, level: int) -> Branch:
     branch = _object(held, "a branch")
     if level > MOST_LEVELS:
-        raise ValueError(f"a tree has up to {MOST_LEVELS} levels")
+        raise ValueError(f"a tree can have up to {MOST_LEVELS} levels")
     if not isinstance(branch.get("marked", False), bool):
-        raise ValueError("marked is true or false")
+        raise ValueError("marked must be true or false")
     cells = _cells(branch.get("cells", []), "cells")
     if len(cells) not in (0, width):
         raise ValueError(f"a branch has {len(cells)} cells, and {width} columns")
@@ -324,34 +324,34 @@ _PARTS: Mapping[str, Callable[[Any], Part]] = {
 
 def _object(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is an object")
+        raise ValueError(f"{what} must be an object")
     return value
 
 
 def _text(within: Mapping[str, Any], name: str, missing: str | None = None) -> str:
     value = within.get(name, missing)
     if not isinstance(value, str):
-        raise ValueError(f"{name} is a text")
+        raise ValueError(f"{name} must be a text")
     return value
 
 
 def _list(within: Mapping[str, Any], name: str, missing: Any = None) -> list[Any]:
     value = within.get(name, missing)
     if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{name} is a list")
+        raise ValueError(f"{name} must be a list")
     return list(value)
 
 
 def _texts(within: Mapping[str, Any], name: str, missing: Any = None) -> tuple[str, ...]:
     found = _list(within, name, missing)
     if not all(isinstance(each, str) for each in found):
-        raise ValueError(f"{name} is a list of texts")
+        raise ValueError(f"{name} must be a list of texts")
     return tuple(found)
 
 
 def _cells(value: Any, what: str, length: int | None = None) -> tuple[Cell, ...]:
     if not isinstance(value, (list, tuple)) or not all(each is None or isinstance(each, _SCALARS) for each in value):
-        raise ValueError(f"{what} is a list of texts, numbers and nulls")
+        raise ValueError(f"{what} must be a list of texts, numbers and nulls")
     if length is not None and len(value) != length:
         raise ValueError(f"{what} has {len(value)} cells, and {length} columns")
     return tuple(value)
@@ -363,7 +363,7 @@ _SCALARS = (str, int, float, bool)
 def _numbers(value: Any, what: str, length: int, *, needed: bool = False) -> tuple[float | None, ...]:
     found = _cells(value, what)
     if any(isinstance(each, (str, bool)) for each in found):
-        raise ValueError(f"{what} is a list of numbers and nulls")
+        raise ValueError(f"{what} must be a list of numbers and nulls")
     if len(found) != length and (needed or found):
         raise ValueError(f"{what} has {len(found)} figures, and the chart {length} places")
     return found  # type: ignore[return-value]

@@ -9,6 +9,7 @@ import itertools
 import math
 import random
 import statistics
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,20 +58,57 @@ def trimmed_mean(values: Sequence[float], trim: float = TRIM) -> float:
     return math.fsum(ordered[i] for i in inner) / len(inner)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
+def percentile(values: Sequence[float], share: float, weights: Sequence[int] | None = None) -> float:
     """Return the percentile by linear interpolation between order statistics.
 
     Args:
         values: at least one value.
         share: 0.5 for the median, 0.9 for the 90th percentile.
+        weights: number of times that each value counts; default: once each.
     """
     if not values:
         raise ValueError("the percentile of no values is undefined")
+    if weights is not None and min(weights) < max(weights):
+        return _weighted_percentile(values, share, weights)
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def _weighted_percentile(values: Sequence[float], share: float, weights: Sequence[int]) -> float:
+    """Return the percentile of values of which each is repeated as often as its weight says."""
+    ordered = sorted(zip(values, weights, strict=True))
+    ends = list(itertools.accumulate(weight for _, weight in ordered))
+    place = share * (ends[-1] - 1)
+    below = math.floor(place)
+    low, high = (ordered[bisect_right(ends, each)][0] for each in (below, min(below + 1, ends[-1] - 1)))
+    return low + (place - below) * (high - low)
+
+
+def of_equal_weight(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """Return a series as values of equal weight, so that statistics that weigh all values equally apply to it.
+
+    Values of equal weight stay as they are. Else the series is cut into parts of equal weight, and the result is their
+    means: as many as values of equal weight would have to be to determine a mean as well (Kish 1965). A value at the
+    end of a part belongs to both parts in proportion.
+
+    Args:
+        values: the values, in their order.
+        weights: number of measurements that each value is the mean of, at least 1.
+    """
+    if not values or min(weights) == max(weights):
+        return list(values)
+    total = sum(weights)
+    count = max(1, total**2 // sum(weight**2 for weight in weights))
+    sums, start = [0.0] * count, 0
+    for value, weight in zip(values, weights, strict=True):
+        end = start + weight * count  # so that a part has the length `total`, a whole number
+        for part in range(start // total, -(-end // total)):
+            sums[part] += value * (min(end, (part + 1) * total) - max(start, part * total))
+        start = end
+    return [each / total for each in sums]
 
 
 def interval(values: Sequence[float]) -> Interval | None:

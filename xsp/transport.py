@@ -112,10 +112,13 @@ class SecondProcess:
                 self._messages.send(self._number, content)
                 self._awaited[self._number] = None
                 return self._number
-        except ValueError as error:
-            self.failed = f"a value that is no text and no number ({error})"
-        except OSError as error:
-            self._give_up(f"is gone ({error.strerror or error})")
+        except (ValueError, OSError) as error:
+            if processes.raised_by_handler(error):
+                raise
+            if isinstance(error, OSError):
+                self._give_up(f"is gone ({error.strerror or error})")
+            else:
+                self.failed = f"a value that is no text and no number ({error})"
         return None
 
     def is_answered(self, number: int) -> bool:
@@ -180,10 +183,11 @@ class SecondProcess:
             heard = self._messages.receive()
         except BlockingIOError:
             return False
-        except TimeoutError:
-            self._give_up(f"did not answer within {patience_s} s")
         except OSError as error:
-            self._give_up(f"is gone ({error.strerror or error})")
+            if processes.raised_by_handler(error):
+                raise
+            late = isinstance(error, TimeoutError)
+            self._give_up(f"did not answer within {patience_s} s" if late else f"is gone ({error.strerror or error})")
         else:
             if heard is None:
                 self._give_up("ended")
@@ -228,8 +232,8 @@ class _Messages:
             self._is_cut = True
             try:
                 piece = self._socket.recv(_PIECE)
-            except OSError:
-                self._is_cut = False
+            except OSError as error:
+                self._is_cut = processes.raised_by_handler(error)
                 raise
             self._heard += piece
             self._is_cut = False

@@ -31,15 +31,13 @@ QUICK = ("torchvision:resnet18,batch=1", "torchvision:resnet18,batch=4,train")
 
 def add_options(made: argparse.ArgumentParser, seconds: float = 3.0) -> argparse.ArgumentParser:
     """Add `--models`, `--device` and `--seconds`."""
-    made.add_argument(
-        "--models", nargs="+", metavar="MODEL", help="names with settings, as layer_overhead.py takes them"
-    )
+    made.add_argument("--models", nargs="+", metavar="MODEL", help="names with settings, as in layer_overhead.py")
     made.add_argument(
         "--device", default=measure.default_device(), help="cuda, cuda:1, cpu (default: cuda if there is one)"
     )
     made.add_argument(
         "--seconds", type=float, default=seconds,
-        help=f"without --rounds, as many as a model's bare steps fit in this time (default: {seconds:g})",
+        help=f"without --rounds: seconds of bare steps per model (default: {seconds:g})",
     )  # fmt: skip
     return made
 
@@ -98,7 +96,7 @@ def need_a_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        turns.skip("there is no CUDA device here: this benchmark is for one (tests/gpu/run.sh runs them all)")
+        turns.skip("there is no CUDA device here, which this benchmark needs (tests/gpu/run.sh runs all of them)")
 
 
 def device_line() -> str:

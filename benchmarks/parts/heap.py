@@ -15,7 +15,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add `--keep-heap`."""
-    made.add_argument("--keep-heap", action="store_true", help="have glibc give no memory back between steps")
+    made.add_argument("--keep-heap", action="store_true", help="let glibc return no memory to the system between steps")
     return made
 
 

@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     made.add_argument("source", type=Path, help="a trace of PyTorch's profiler")
     made.add_argument("target", type=Path, help="compressed if it ends in .gz")
-    made.add_argument("--events", type=int, default=2_000_000, help="at least so many (default: 2000000)")
+    made.add_argument("--events", type=int, default=2_000_000, help="minimum number of events (default: 2000000)")
     options = made.parse_args(arguments)
     done = write(options.source, options.target, options.events)
     print(f"{options.target}: {done.events:,} spans, instants and flows, {done.copies} copies of {options.source.name}")

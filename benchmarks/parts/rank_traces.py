@@ -306,9 +306,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--ranks", type=int, default=64)
     made.add_argument("--steps", type=int, default=3)
     made.add_argument("--layers", type=int, default=12)
-    made.add_argument("--kernels", type=int, default=8, help="of computation, in each layer and direction")
-    made.add_argument("--missing", type=int, nargs="*", default=[], help="ranks that leave no file")
-    made.add_argument("--straggler", type=int, help="a rank that computes half as fast again as long")
+    made.add_argument("--kernels", type=int, default=8, help="kernels of computation in each layer and direction")
+    made.add_argument("--missing", type=int, nargs="*", default=[], help="ranks without a file")
+    made.add_argument("--straggler", type=int, help="a rank that computes one and a half times as long")
     made.add_argument("--seed", type=int, default=0)
     given = made.parse_args(arguments)
     slow = {} if given.straggler is None else {given.straggler: 1.5}

@@ -33,10 +33,14 @@ def started() -> processes.Asked:
 
 
 def answer_of(worker: processes.Asked) -> dict[str, Any]:
-    """Return the next answer of a worker; end the script if there is none within `ANSWER_S`."""
+    """Return the next answer of a worker.
+
+    Raises:
+        ShareError: there is none within `ANSWER_S`.
+    """
     line = worker.answer(time.monotonic() + ANSWER_S)
     if not line:
-        raise SystemExit(f"a client ended, or did not answer within {ANSWER_S:.0f} s")
+        raise ShareError(f"a client ended, or did not answer within {ANSWER_S:.0f} s")
     found: dict[str, Any] = json.loads(line)
     return found
 

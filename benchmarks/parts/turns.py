@@ -20,10 +20,12 @@ import json
 import math
 import os
 import random
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -31,6 +33,7 @@ from parts import page
 from parts.quiet import Patience, Watch
 from xsp import summary
 from xsp.device import machine as device
+from xsp.errors import XspError
 from xsp.version import __version__
 
 RESAMPLES = 1000
@@ -230,6 +233,31 @@ class Report:
     rows: list[Sequence[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
+    whole: bool = True
+    """Whether all was measured. The report of a part is printed, and not saved in place of earlier figures."""
+
+    @contextlib.contextmanager
+    def until_interrupted(self) -> Iterator[None]:
+        """End the block at an interrupt (Ctrl-C, or the timeout of `run_all.py`), and report what was measured."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.part("Interrupted: the figures are of what was measured before.")
+
+    @contextlib.contextmanager
+    def trying(self, what: str) -> Iterator[None]:
+        """End the block at an error of xsp or of a subprocess, and note it; `what` names the model or the case."""
+        try:
+            yield
+        except (XspError, subprocess.SubprocessError) as error:
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            say(f"  {what}: {reason}")
+            self.notes.append(f"{what}: failed ({reason}).")
+
+    def part(self, note: str) -> None:
+        """Note why the report is of a part."""
+        self.whole = False
+        self.notes.append(note)
 
     def add(self, row: Sequence[str], **data: Any) -> None:
         """Add a row, and store the values behind it under the text of its first cell."""
@@ -237,10 +265,12 @@ class Report:
         self.data[row[0]] = data
 
     def finish(self, options: argparse.Namespace) -> None:
-        """Print the table, and with `--save` write it to `benchmarks/results`."""
+        """Print the table, and with `--save` write it to `benchmarks/results` if all was measured."""
         print("\n".join([self.title, "", *table(self.columns, self.rows), "", *self.notes, machine_line(options)]))
-        if options.save:
+        if options.save and self.whole:
             self._save(options)
+        elif options.save:
+            say("nothing is saved: the figures are of a part")
 
     def _save(self, options: argparse.Namespace) -> None:
         page.RESULTS.mkdir(exist_ok=True)
@@ -292,6 +322,14 @@ def machine_line(options: argparse.Namespace) -> str:
         time.strftime("%Y-%m-%d", time.gmtime()),
     ]
     return " · ".join(parts)
+
+
+def stored(place: Path) -> Any:
+    """Return the JSON in a file; None if there is no file, or if an interrupted run has left a part of it."""
+    try:
+        return json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def skip(reason: str) -> NoReturn:

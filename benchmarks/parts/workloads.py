@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from parts import turns
 from xsp import models
+from xsp.errors import ModelError
 from xsp.launch import models as measure
 
 TEN = (
@@ -37,12 +38,11 @@ def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument(
         "--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1),
-        help="of torch (default: all cores but one: steps that use all stall when anything else runs)",
+        help="threads of torch (default: all cores but one: steps on all cores stall when anything else runs)",
     )  # fmt: skip
     made.add_argument(
         "--seconds", type=float, default=3.0,
-        help="without --rounds, a model takes as many as its bare steps fit in this time, "
-        f"{FEWEST} to {MOST} (default: 3)",
+        help=f"without --rounds: seconds of bare steps per model, in {FEWEST} to {MOST} rounds (default: 3)",
     )  # fmt: skip
     return made
 
@@ -51,7 +51,7 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
     """Build the models one after the other, so that only one at a time is in memory.
 
     Yields:
-        Workloads with their name in the table, after two warm-up steps.
+        Workloads with their name in the table, after two warm-up steps; models that cannot be built are left out.
     """
     measure.before_the_first_use_of_libraries()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -60,7 +60,11 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
     torch.set_num_threads(options.threads)
     for text in options.models or (QUICK if options.quick else TEN):
         spec, settings = parse(text, options.seed)
-        workload = models.load(spec, settings)
+        try:
+            workload = models.load(spec, settings)
+        except ModelError as error:
+            turns.say(f"  {text}: left out ({error})")
+            continue
         for _ in range(2):
             workload.step()
         gc.collect()
@@ -95,5 +99,5 @@ def summary_line(verdicts: Sequence[str], goal: str) -> str:
     """Return a sentence on how many models meet a goal."""
     met = sum(each.startswith("met") for each in verdicts)
     unsure = sum(each.endswith("?") for each in verdicts)
-    doubt = f"; {unsure} of the verdicts could be otherwise (?: the interval holds the goal)" if unsure else ""
+    doubt = f"; {unsure} of the verdicts are uncertain (?: the interval contains the goal)" if unsure else ""
     return f"Goal, {goal}: met on {met} of {len(verdicts)} models{doubt}."

@@ -230,7 +230,7 @@ def _padded(values: Sums, multiple: int) -> Sums:
 
 def _exactly(padded: Sums, length: int) -> Sums:
     if padded.shape[1] not in (0, length):
-        raise ValueError(f"segments of at most {length} elements are wanted: one has more")
+        raise ValueError(f"segments can have at most {length} elements: one has more")
     return padded
 
 
@@ -304,7 +304,7 @@ def _segments(values: npt.ArrayLike, lengths: Sequence[int], multiple: int) -> t
         flat = np.asarray(values).astype(np.float16)
     each = np.asarray(lengths, np.int64)
     if flat.ndim != 1 or (each < 0).any() or each.sum() != len(flat):
-        raise ValueError(f"lengths of segments add up to {each.sum()}, and there are {flat.size} values")
+        raise ValueError(f"lengths of segments add up to {each.sum()}, but there are {flat.size} values")
     longest = int(each.max(initial=0))
     inside = np.arange(-(-longest // multiple) * multiple) < each[:, None]
     padded = np.zeros(inside.shape, np.float16)

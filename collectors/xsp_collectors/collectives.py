@@ -79,12 +79,12 @@ def label(spans: Sequence[Span], counts: Counts) -> Labelled:
         return Labelled(list(spans), None)
     if len(moved) != 1:
         counted = f"{len(moved)} communicators counted" if moved else "no communicator counted"
-        return Labelled(list(spans), f"{counted} the collectives of a step: which is which is unknown")
+        return Labelled(list(spans), f"{counted} the collectives of a step: they cannot be matched")
     (communicator,) = moved
     first = counts.before[communicator]
     if moved[communicator] - first != len(issued):
         text = f"communicator {communicator} counted {moved[communicator] - first} collectives in a step of"
-        return Labelled(list(spans), f"{text} {len(issued)} operators: which is which is unknown")
+        return Labelled(list(spans), f"{text} {len(issued)} operators: they cannot be matched")
     stated = [span for span in spans if span.name == PARAMETERS and span.attributes]
     size = {GROUP_SIZE: counts.sizes[communicator]} if communicator in counts.sizes else {}
     numbered = {

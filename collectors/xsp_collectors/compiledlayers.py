@@ -101,8 +101,8 @@ class _Placing:
             names = ", ".join(f"{name} ({count})" for name, count in self._unknown.most_common(3))
             found.append(
                 f"{sum(self._unknown.values())} operators of compiled graphs in a step name no layer, {names} among "
-                "them: they belong to the compiled module as a whole. Less is known of code that inductor took from "
-                "its caches; TORCHINDUCTOR_AUTOGRAD_CACHE=0 has backward passes traced again"
+                "them: they belong to the compiled module as a whole. Less is known about code from inductor's "
+                "caches; with TORCHINDUCTOR_AUTOGRAD_CACHE=0 backward passes are traced again"
             )
         return found
 

@@ -25,11 +25,12 @@ from torch.nn.modules import module as torch_module
 from xsp import scrub
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Outline, Probe, Signal, ignore
+from xsp.cost.held import bytes_of
 from xsp.schema import GIVEN, OUTPUTS, PARAMETERS, RETURNED, ROOT, TRAINABLE, Kind, Level, Span
 from xsp.subjects import holds_nothing
 from xsp_collectors import language
 from xsp_collectors.cuda import devices
-from xsp_collectors.tensors import Numbers, Sketch, bytes_of, describe, first_shape, sketch, sketch_of, tensor_bytes
+from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
 
 _OFF, _INSIDE, _WATCH, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
 # _INSIDE: the program's only thread is in an outermost call, and inner calls are not needed
@@ -114,8 +115,8 @@ class ModuleCalls(Collector):
             nn.Module.__call__ = self._original  # type: ignore[method-assign]
         elif self._wrapper is not None:
             self._notes.add(
-                "somebody wrapped torch.nn.Module.__call__ inside the block and did not unwrap it: "
-                "xsp's own wrapper stays below theirs, switched off"
+                "torch.nn.Module.__call__ was wrapped inside the block and not unwrapped: "
+                "xsp's own wrapper stays below that one, switched off"
             )
 
     def start(self, rung: Level, describe: bool) -> None:

@@ -50,7 +50,7 @@ class OneDnnPrimitives(Collector):
         """Return what is missing: oneDNN in this torch, glibc, or verbose output that the program does not use."""
         asked = next((name for name in _VERBOSE if os.environ.get(name, "0") not in ("", "0", "none")), None)
         if asked is not None:
-            return f"the program prints oneDNN's verbose output itself, by {asked}: unset it"
+            return f"the program prints oneDNN's verbose output itself, because {asked} is set: unset it"
         if not torch.backends.mkldnn.is_available():
             return "this torch was built without oneDNN"
         if not hasattr(torch._C, "_verbose"):

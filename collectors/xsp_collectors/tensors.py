@@ -121,13 +121,6 @@ def tensor_bytes(tensors: Sketch) -> int | None:
     return sum(prod(shape) * dtype.itemsize for shape, dtype in tensors) if tensors else None
 
 
-def bytes_of(parameter: Tensor) -> int:
-    """Return the bytes of a parameter's elements; for a sparse one, of those that it holds, and of their places."""
-    if parameter.layout is torch.sparse_coo:  # this layout alone does not tell its bytes
-        return parameter._indices().nbytes + parameter._values().nbytes
-    return parameter.nbytes
-
-
 def _tensors(value: Any, nesting: int) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value

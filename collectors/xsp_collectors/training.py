@@ -71,7 +71,7 @@ class TrainingCalls(Collector):
         self._undo = [before.remove, after.remove]
         original = getattr(torch.autograd, _ENGINE, None)
         if original is None:
-            self._notes.append("this torch has no entry to its autograd engine that xsp knows: no backward spans")
+            self._notes.append("xsp knows no entry to the autograd engine of this version of torch: no backward spans")
             return
         wrapper = self._wrap_engine(original)
         setattr(torch.autograd, _ENGINE, wrapper)

@@ -14,6 +14,7 @@ from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, Plan, Tried
 from xsp.cli import main
 from xsp.comparison import turns
 from xsp.comparison.commands import Program
+from xsp.device import machine
 from xsp.errors import ProgramError, UsageError
 from xsp.run import Machine, Run
 
@@ -50,9 +51,9 @@ def test_a_run_tells_its_program_and_its_file_is_found_below(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({"typed": ["run", "train.py", "***"]}, "not kept"),
+        ({"typed": ["run", "train.py", "***"]}, "does not keep"),
         ({"typed": ["run", "gone.py"]}, "not found"),
-        ({}, "does not tell"),
+        ({}, "does not record"),
         ({"kind": "ranks", "typed": ["run", "train.py"]}, "several ranks"),
     ],
 )
@@ -130,9 +131,9 @@ def test_what_changes_nothing_ends_after_the_first_turn_and_is_no_gain_of_zero(
     fake(monkeypatch, {"applied": [], "reasons": ["Net: no convolutions"], "modules": ["Net"]})
     found, same = run(plan, "channels_last", "threads=2")
     assert (found.outcome, found.reason, found.real) == (NOT_APPLICABLE, "Net: no convolutions", None)
-    assert same.reason == "torch computed with 2 threads before"
+    assert same.reason == "torch already computed with 2 threads"
     fake(monkeypatch, {"applied": [], "modules": []})
-    assert run(plan, "channels_last")[0].reason == "no module of torch was called"
+    assert run(plan, "channels_last")[0].reason == "no torch module was called"
 
 
 def test_what_is_for_inference_is_not_run_where_the_program_trains(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,7 @@ def test_what_is_for_inference_is_not_run_where_the_program_trains(plan: Plan, m
 def test_a_program_that_fails_under_a_trial_is_one_line_and_the_others_go_on(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = "'train.py (sdpa)' ended with exit code 1; the end of what it printed (x):\n  Traceback\n  ValueError: no"
+    said = "'train.py (sdpa)' ended with exit code 1; the end of its output (x):\n  Traceback\n  ValueError: no"
     ran = fake(monkeypatch, {}, ProgramError(said))
     found = run(plan, "sdpa", "sdpa")
     assert (found[0].outcome, found[0].reason) == (FAILED, "the program ended with exit code 1: ValueError: no")
@@ -198,9 +199,21 @@ def test_history_counts_what_was_measured_on_this_machine(folder: Path) -> None:
     assert (found.tried, found.came_true, found.expected, found.median_off_percent) == (4, 3, 3, pytest.approx(50))
     assert (found.not_applicable, found.failed, found.elsewhere, found.damaged) == (1, 1, 1, 2)
     assert found.line == (
-        "4 pieces of advice were tried on this machine, 3 made the step faster; median error 50 % of the promise over 3"
+        "4 pieces of advice were tried on this machine, 3 made the step faster; median error 50 % of the prediction "
+        "over 3"
     )
     assert all(len(line) < 80 for line in trialtext.history(found).splitlines())
+
+
+def test_history_is_also_told_in_json(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(records.VARIABLE, str(folder))
+    here = Machine.of(machine.describe())
+    records.keep(measured(1.5), here)
+    assert main(["advise", "--history", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tried"], found["came_true"], found["rows"][0]["trial"]) == (1, 1, "threads=2")
 
 
 def test_what_was_tried_fits_a_terminal_and_says_what_became_of_results() -> None:
@@ -260,4 +273,4 @@ def test_a_program_is_tried_without_and_with_what_is_advised(
 @pytest.mark.parametrize("option", [["--turns", "20"], ["--program", "python train.py"]])
 def test_options_of_trials_are_refused_without_one(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "runs/none", *option]) == 2
-    assert f"{option[0]} is of trials: add --try 3" in capsys.readouterr().err
+    assert f"{option[0]} is for trials: add --try 3" in capsys.readouterr().err

@@ -232,7 +232,7 @@ def test_gradients_that_nobody_uses_are_said_where_no_backward_pass_follows() ->
 
 def test_more_threads_than_cores_are_a_bound() -> None:
     (piece,) = asked(PLAIN, "oversubscription", machine={"torch_threads": 8, "cores": 2})
-    assert (piece.what, piece.trial, piece.at_most) == ("8 threads compute on 2 cores", "threads=2", True)
+    assert (piece.what, piece.trial, piece.at_most) == ("8 threads share 2 cores", "threads=2", True)
     assert not piece.gain_known
     shown = text.page(advise.Advised("s", None, (piece,), ("oversubscription",), {}, {}))
     assert "1. gain not known before it is tried" in shown
@@ -481,7 +481,7 @@ def test_work_in_16_bits_is_told_where_the_processor_cannot(dtype: str, isa: lis
 def test_a_run_that_does_not_tell_the_processor_says_so() -> None:
     rows = [row for number in range(3) for row in spans(PLAIN.replace("dtype=float", "dtype=c10::Half"), step=number)]
     found = advise.of(trace_of(rows), most=Needs.TRACE)
-    assert "does not tell the processor" in found.unanswered["half-precision"]
+    assert "does not have the processor" in found.unanswered["half-precision"]
 
 
 def test_lines_between_steps_are_named_where_they_were_followed() -> None:

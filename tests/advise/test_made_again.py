@@ -29,7 +29,7 @@ def layers(count: int, *more: tuple[str, object]) -> str:
 
 def test_a_table_that_each_layer_computes_is_told_with_all_of_its_operators() -> None:
     (piece,) = asked(layers(4, ("add", [[8, 512, 256], [512, 256]]), ("linear", [[8, 512, 256]])), "constants")
-    assert piece.what == "a table of numbers is computed 4 times in a step, by 9 operators"
+    assert piece.what == "a table of constants is computed 4 times in a step, by 9 operators"
     assert piece.gain.value == pytest.approx(4 * 0.9), "and not what the model's own tensor is added to"
     assert [place.module for place in piece.where] == [f"net.{layer}" for layer in range(4)]
     assert piece.at_most

@@ -142,7 +142,7 @@ def test_what_giving_memory_back_takes_is_no_stall() -> None:
     freed = piece(asked(5000, 10.0, gap), "stall")
     assert freed is not None
     assert stall.gain.value - freed.gain.value == pytest.approx(1.0, abs=0.15), "0.2 µs a page"
-    assert "give memory back" in " ".join(freed.why)
+    assert "returning memory" in " ".join(freed.why)
     assert piece(asked(9000, 10.0, gap), "stall") is None
 
 

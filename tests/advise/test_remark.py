@@ -29,7 +29,7 @@ def test_the_best_piece_that_needs_no_trial_is_said_with_what_helps_and_what_to_
     assert said is not None
     assert said.startswith("advice: a call of Net spends 3.9")
     words = " ".join(said.split())
-    assert "What helps, by " in words  # the gain stands with the remedy, not with the time that it is of
+    assert "To save " in words  # the gain stands with the remedy, not with the time that it is of
     assert "39 % of a step: look for sleeping" in words
     assert said.splitlines()[-1].split(": ")[1].startswith("xsp advise ")
     assert max(map(len, said.splitlines())) <= 80

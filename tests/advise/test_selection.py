@@ -25,7 +25,7 @@ def sliced(end: int, *more: str, dim: int = 1) -> list[Advice]:
 
 def test_a_sort_for_a_few_values_is_told_with_all_of_its_time() -> None:
     (piece,) = sliced(5)
-    assert "20,000 values are sorted to take 5" in piece.what
+    assert "20,000 values are sorted, and 5" in piece.what
     assert piece.gain.value == pytest.approx(2.0)
     assert "torch.topk" in piece.do
     assert sliced(-19_995)[0].what == piece.what

@@ -105,7 +105,7 @@ def test_eager_attention_is_called_so_and_its_gain_is_bounded() -> None:
     assert "57 % is eager attention" in found.verdict
     assert found.why[-1].startswith("device work, of GPU time: eager attention 57 %, gemm 29 %, elementwise 14 %")
     (attention,) = [each for each in found.next if each.startswith("eager attention")]
-    assert attention.startswith("eager attention, 57 % of GPU time, 20 µs of it softmax and what stands between")
+    assert attention.startswith("eager attention, 57 % of GPU time, 20 µs of it softmax and the operators between")
     assert attention.endswith("(at most 29 % of the time)")
 
 
@@ -144,5 +144,5 @@ def test_matrix_products_are_advised_tensor_cores_only_where_names_say_that_they
 def test_copies_that_computation_cannot_hide_are_not_advised_to_be_hidden() -> None:
     text = "step s 0-400\nkernel sgemm 0-{} \ncopy Memcpy-HtoD-Pinned 300-400"
     long, short = (next(each for each in said(text.format(end)).next if "Memcpy" in each) for end in (300, 50))
-    assert "a stream of its own hides it" in long
+    assert "a separate stream hides it" in long
     assert "computation is too short to hide it" in short

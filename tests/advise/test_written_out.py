@@ -41,7 +41,7 @@ def chain(text: str, shapes: dict[int, list[int]] | None = None) -> str:
 def test_a_function_that_is_written_out_is_told_with_the_operator_that_does_it(text: str, name: str, do: str) -> None:
     (piece,) = asked(chain(text), "written-out")
     several = len(text.split())
-    assert piece.what == f"{name} is written out in {several} operators"
+    assert piece.what == f"{name} is composed of {several} operators"
     assert piece.gain.value == pytest.approx(0.2 * (several - 1))
     assert do in piece.do
     assert piece.at_most

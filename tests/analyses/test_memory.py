@@ -125,5 +125,5 @@ def test_allocations_alone_are_those_of_the_device_that_the_step_used() -> None:
 
 @pytest.mark.parametrize("analysis", [memory_timeline, memory_steps])
 def test_where_nothing_is_known_of_memory_it_refuses(analysis: Analysis) -> None:
-    with pytest.raises(AnalysisError, match=r"needs (allocations|each allocation and each freeing)"):
+    with pytest.raises(AnalysisError, match=r"needs (allocations|each allocation and deallocation)"):
         analysis(trace_of(spans("step predict 0-100\nmodule net 10-90")))

@@ -90,7 +90,7 @@ def test_a_taken_name_is_refused(identity: str, name: str) -> None:
         return trace.sql("SELECT 1")
 
     mine.__name__ = name
-    with pytest.raises(UsageError, match="there is an analysis"):
+    with pytest.raises(UsageError, match="there already is an analysis"):
         analysis(identity, "Mine")(mine)
     assert identity not in ANALYSES
 

@@ -62,7 +62,7 @@ def test_a_spec_is_another_one_if_anything_is_that_its_time_depends_on() -> None
 
 def test_a_timing_has_enough_to_time_its_spec_again() -> None:
     assert spec_of(timing(spec(1))) == spec(1)
-    with pytest.raises(ValueError, match="not that of its calls"):
+    with pytest.raises(ValueError, match="does not match its calls"):
         spec_of(dataclasses.replace(timing(spec()), calls=timing(spec(1)).calls))
 
 
@@ -134,7 +134,7 @@ def test_timings_of_another_environment_are_used_only_when_asked_for_and_say_so(
     like = Timings.open(tmp_path, HERE, like=OTHER.hash[:6])
     assert {each.environment for each in like.of([spec(), spec(1)]).values()} == {HERE.hash, OTHER.hash}
     assert [each.op for each in like] == ["aten::exp"]
-    with pytest.raises(BenchError, match="no one environment 'zz'; there are"):
+    with pytest.raises(BenchError, match="'zz' is not one environment; there are"):
         Timings.open(tmp_path, HERE, like="zz")
     with pytest.raises(BenchError, match="does not belong"):
         here.add([timing(spec(), 5.0, OTHER)])
@@ -185,7 +185,7 @@ def test_a_part_of_another_environment_that_was_put_here_is_left_out(tmp_path: P
     part.rename(tmp_path / f"environment={HERE.hash}" / part.name)
     found = Timings.open(tmp_path, HERE)
     assert [each.key for each in found] == [spec(1).key]
-    assert "it is of environment" in found.problems[0]
+    assert "it belongs to environment" in found.problems[0]
 
 
 @pytest.mark.parametrize("harm", ["changed", "damaged", "absent"])
@@ -202,7 +202,7 @@ def test_an_environment_whose_description_was_changed_is_not_believed(tmp_path: 
     assert found.environments() == {}
     again = Timings.open(tmp_path, HERE)
     assert list(again) == again.all_of(HERE.hash) == []
-    assert ("somebody changed" if harm == "changed" else "cannot be read") in again.problems[0]
+    assert ("was changed" if harm == "changed" else "cannot be read") in again.problems[0]
     assert again.compact() == 2
     assert len(list((tmp_path / f"environment={HERE.hash}").iterdir())) == 2
     again.add([timing(spec(2))])
@@ -211,7 +211,7 @@ def test_an_environment_whose_description_was_changed_is_not_believed(tmp_path: 
 
 def test_a_file_in_place_of_the_folder_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("x")
-    with pytest.raises(BenchError, match="timings are a folder"):
+    with pytest.raises(BenchError, match="not a folder of timings"):
         Timings.open(tmp_path / "t", HERE)
 
 
@@ -265,10 +265,10 @@ def test_a_foreign_or_damaged_file_is_one_error_and_changes_nothing(tmp_path: Pa
     shutil.copy(the_part(tmp_path / "a"), tmp_path / "part")
     there = Timings.open(tmp_path / "b", HERE)
     for name in ("text", "half", "foreign", "part", "absent"):
-        with pytest.raises(BenchError, match="no file of timings"):
+        with pytest.raises(BenchError, match="not a file of timings"):
             there.take_in(tmp_path / name)
     edit(tmp_path / "all.parquet", "1.0 AS trimmed_ns")
-    with pytest.raises(BenchError, match="none of its 1 timings is whole"):
+    with pytest.raises(BenchError, match="none of its 1 timings is valid"):
         there.take_in(tmp_path / "all.parquet")
     assert not (tmp_path / "b").exists()
 

@@ -198,7 +198,7 @@ def test_the_page_fits_80_columns_and_says_what_loopback_is(filled: tuple[Timing
     timings, found = filled
     text = curvetext.page(COLLECTIVES, timings, found, 1.0, 3, 5)
     assert max(map(len, text.splitlines())) < 80
-    assert "loopback is no network" in " ".join(text.split())
+    assert "loopback is not a network" in " ".join(text.split())
     assert "read-direct ext4: failed, not here" in text
     assert "3 ranks at once: copies take 3.00 times as long" in text
     content = json.loads(json.dumps(curvetext.as_json(COLLECTIVES, timings, found, 1.0, 3, 5), allow_nan=False))
@@ -214,7 +214,7 @@ def test_ranks_are_said_to_share_cores_only_where_they_do(
     there = Timings(timings.folder, dataclasses.replace(HERE, equal={**HERE.equal, "cores": cores}))
     of_two_threads = [dataclasses.replace(each, threads=2) for each in found]
     notes = curvetext.as_json(COLLECTIVES, there, of_two_threads, None, 0, 0)["notes"]
-    assert any("loopback is no network" in each for each in notes)
+    assert any("loopback is not a network" in each for each in notes)
     assert any(f"have {cores} cores" in each for each in notes) == is_said
 
 
@@ -234,7 +234,7 @@ def test_ranks_of_other_threads_are_other_curves(filled: tuple[Timings, list[Cur
     ]  # fmt: skip
     text = curvetext.page(COLLECTIVES, timings, found, None, 0, 0)
     assert "2 ranks of 2 threads at once: products take 6.00 times" in text
-    assert "ranks × N: of N threads each" in text
+    assert "ranks × N: N threads per rank" in text
     assert max(map(len, text.splitlines())) < 80
 
 
@@ -257,7 +257,7 @@ def test_an_empty_table_is_shown_as_such(tmp_path: Path, capsys: pytest.CaptureF
     ("words", "said"),
     [
         (["transfers", "--families", "memroy"], "did you mean memory"),
-        (["transfers", "--directory", "/nowhere"], "no folder"),
+        (["transfers", "--directory", "/nowhere"], "not a folder"),
         (["collectives", "--ranks", "1"], "2 to 16 ranks"),
         (["collectives", "--ranks", "99"], "2 to 16 ranks"),
         (["transfers", "--budget", "0s"], "--budget"),
@@ -288,7 +288,7 @@ def test_without_a_device_its_transfers_are_refused_and_with_one_peers_are(tmp_p
         links.asked(timings, TRANSFERS, "device", (2,))
     one = Timings.open(tmp_path, Environment({"devices": [{"name": "X"}]}))
     assert links.asked(one, TRANSFERS, "copy,device", (2,), (1,), tmp_path).refused == (
-        "one device here, so not timed: peer-copy",
+        "only one device here, so not timed: peer-copy",
     )
     with pytest.raises(UsageError, match="two are needed for peer-copy"):
         links.asked(one, TRANSFERS, "peer-copy", (2,))
@@ -303,15 +303,15 @@ def test_a_folder_without_room_or_in_memory_is_said_before_anything_is_timed(
     mounts.write_text("tmpfs / tmpfs rw 0 0\n")
     found = links.asked(timings, TRANSFERS, "storage", (2,), (1,), tmp_path)
     assert {transfers.arguments(each)[0] for each in found.specs} == {"write-buffered", "read-cached", "read-mapped"}
-    assert "(tmpfs) are memory, so not timed: write-fsync, read-cold, read-direct, write-direct" in found.refused[0]
-    with pytest.raises(UsageError, match="a disk is needed for read-cold: name a folder of one, --directory DIR"):
+    assert "(tmpfs) are in memory, so not timed: write-fsync, read-cold, read-direct, write-direct" in found.refused[0]
+    with pytest.raises(UsageError, match="a disk is needed for read-cold: name another one, --directory DIR"):
         links.asked(timings, TRANSFERS, "read-cold", (2,), (1,), tmp_path)
     mounts.write_text("disk / ext4 rw 0 0\n")
     monkeypatch.setattr(links, "ROOM", 1 << 40)
     found = links.asked(timings, TRANSFERS, "storage,pipe", (2,), (1,), tmp_path)
     assert {transfers.arguments(each)[0] for each in found.specs} == {"pipe"}
-    assert "no file fits into" in found.refused[0]
-    with pytest.raises(UsageError, match="nothing to time mapped-file with: name another folder"):
+    assert "has too little room" in found.refused[0]
+    with pytest.raises(UsageError, match="so mapped-file cannot be timed: name another folder"):
         links.asked(timings, TRANSFERS, "mapped-file", (2,), (1,), tmp_path)
     assert links.asked(timings, TRANSFERS, "storage", (2,), (1,), tmp_path, times=False).refused == ()
 
@@ -325,7 +325,7 @@ def test_copies_between_numa_nodes_are_of_machines_with_two(tmp_path: Path, monk
     with pytest.raises(UsageError, match="two are needed for copy-near-node, copy-far-node"):
         links.asked(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
     said = links.asked(timings, TRANSFERS, "memory", (2,), (1,), tmp_path).refused
-    assert said == ("one NUMA node here, so not timed: copy-near-node, copy-far-node",)
+    assert said == ("only one NUMA node here, so not timed: copy-near-node, copy-far-node",)
     machine(tmp_path / "four", {0: (), 1: (0, 1), 2: (2, 3), 3: (4, 5)}, "20 10 30 20")
     monkeypatch.setattr(numanodes, "NODES", tmp_path / "four")
     assert numanodes.pair() == (1, 2)  # a node without cores of this process is none to run on; 2 is furthest from 1
@@ -438,7 +438,7 @@ def test_a_folder_whose_room_has_ended_is_tried_again(tmp_path: Path, monkeypatc
         moves.Transfers().prepare(transfers.spec("read-cached", TRANSFERS, 1 << 12, filesystem="ext4"), 0, 1 << 34)
     monkeypatch.setattr(moves, "ROOM", 0)
     monkeypatch.setattr(moves.tempfile, "TemporaryFile", full)
-    with pytest.raises(MemoryError, match="no file can be made there"):
+    with pytest.raises(MemoryError, match="no file can be created there"):
         moves.Transfers().prepare(transfers.spec("read-cached", TRANSFERS, 1 << 12, filesystem="ext4"), 0, 1 << 34)
     monkeypatch.setattr(moves, "Partner", full)
     with pytest.raises(MemoryError, match="No space left"):

@@ -28,6 +28,7 @@ from xsp.errors import BenchError, GraphError, UsageError
 from xsp.graph import Graph
 from xsp.graph.keys import key
 from xsp.graph.node import Call, Edge, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Value, Why
+from xsp.sections import Branch, Chart, Text, Tree
 from xsp.store.trace import Trace
 
 HERE = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
@@ -229,6 +230,18 @@ def test_timings_of_another_environment_count_only_if_asked_for_and_it_is_said(t
         Timings.open(known.folder, HERE, like="beef")
 
 
+def test_timings_of_another_environment_fill_gaps_and_replace_none(known: Timings) -> None:
+    graph = chain()
+    wanted = [spec for spec, _ in specs(graph, threads=2)]
+    theirs = Timings.open(known.folder, ELSEWHERE)
+    theirs.add(timed(spec, 100_000.0, environment=ELSEWHERE) for spec in wanted)
+    known.add(timed(spec, 300_000.0) for spec in wanted if spec.block.op == "aten::linear")
+    borrowed = Timings.open(known.folder, HERE, like=ELSEWHERE.hash)
+    found = xsp.bound.of(graph, timings=borrowed, threads=2)
+    assert found.rungs["best"].sequential == found.rungs["as_run"].sequential == 700_000
+    assert found.settings["borrowed"] == 1
+
+
 def test_blocks_are_a_rung_of_their_own(filled: Fill) -> None:
     graph = chain()
     known = filled(graph, linear=250_000.0, relu=10_000.0)
@@ -280,6 +293,71 @@ def test_a_bound_becomes_a_section_of_run_directories_alone(filled: Fill, tmp_pa
     assert section.keep(found, tmp_path) == tmp_path / "sections" / "bound.json"
 
 
+def leaves(branch: Branch) -> list[Branch]:
+    return [each for inner in branch.inside for each in leaves(inner)] if branch.inside else [branch]
+
+
+def test_the_section_has_the_ladder_the_waterfall_and_the_calls_with_their_longest_path(filled: Fill) -> None:
+    found = xsp.bound.of(chain(), timings=filled(chain(), linear=250_000.0, relu=10_000.0), threads=2)
+    parts = section.section(found).parts
+    charts = {each.title: each for each in parts if isinstance(each, Chart)}
+    assert charts["Ladder"].at == ("ceiling", "best", "as run")
+    waterfall = charts["Waterfall by layer"]
+    assert [each.name for each in waterfall.series] == ["ceiling", "kernel efficiency", "choice of algorithm"]
+    ends = {name: sum(each.values[place] or 0.0 for each in waterfall.series)
+            for place, name in enumerate(waterfall.at)}  # fmt: skip
+    assert ends == pytest.approx({"first": 0.25, "act": 0.01, "second": 0.25})
+    (tree,) = [each for each in parts if isinstance(each, Tree)]
+    assert tree.columns == ("inputs", "ceiling_ms", "best_ms", "as run_ms")
+    (whole,) = tree.branches
+    assert whole.cells == ("4 calls", 0.408, 0.51, 0.51)
+    of = {each.name: each for each in leaves(whole)}
+    assert {name: each.marked for name, each in of.items()} == {
+        "aten::linear": True, "aten::relu": True, "aten::view": False
+    }  # fmt: skip
+    assert of["aten::relu"].cells == ("10×100", 0.008, 0.01, 0.01)
+    assert of["aten::view"].cells == ("10×100", None, None, None)
+    assert "longest path" in tree.mark
+    said = " ".join(each.text for each in parts if isinstance(each, Text))
+    assert "has 3 of 3 calls, and takes 0.51 ms of 0.51 ms by the times of the rung best" in said
+
+
+def test_lower_limits_and_layers_without_a_bar_are_said_to_be_such(filled: Fill) -> None:
+    found = xsp.bound.of(chain(), timings=filled(chain(), relu=10_000.0), threads=2, partial=True)
+    parts = section.section(found).parts
+    charts = {each.title: each for each in parts if isinstance(each, Chart)}
+    assert charts["Ladder"].at == ("ceiling", "best (at least)", "as run (at least)")
+    assert charts["Waterfall by layer"].at == ("act",)
+    assert any("2 of 3 layers have no bar" in each.text for each in parts if isinstance(each, Text))
+
+
+def test_a_bar_of_the_waterfall_ends_at_the_highest_rung_whatever_is_missing_below_it() -> None:
+    apart = (("choice of algorithm", 1e6), ("kernel efficiency", 5e5))
+    known = {Rung.CEILING: None, Rung.BEST: 2e6, Rung.AS_RUN: 3e6}
+    assert section._steps(ladder.Layer("a", (0,), known, apart)) == [("best", 2e6), ("choice of algorithm", 1e6)]
+    known = {Rung.CEILING: 1e6, Rung.BEST: None, Rung.AS_RUN: None, Rung.IN_PLACE: 4e6}
+    assert section._steps(ladder.Layer("a", (0,), known, apart)) == [("ceiling", 1e6), ("kernel efficiency", 3e6)]
+    assert section._steps(ladder.Layer("a", (0,), dict.fromkeys(known), apart)) == []
+
+
+def test_of_ten_thousand_layers_the_largest_are_shown_and_the_others_counted(
+    filled: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = xsp.bound.of(chain(), timings=filled(chain(), linear=250_000.0, relu=10_000.0), threads=2)
+    many = tuple(
+        ladder.Layer(f"layer{number}", (0,), {Rung.CEILING: 1e6, Rung.BEST: 2e6}, (("kernel efficiency", 1e6),))
+        for number in range(10_000)
+    )
+    monkeypatch.setattr(section, "MOST_CALLS", 3)
+    parts = section.section(replace(found, layers=many)).parts
+    charts = {each.title: each for each in parts if isinstance(each, Chart)}
+    assert len(charts["Waterfall by layer"].at) == section.MOST_LAYERS
+    said = " ".join(each.text for each in parts if isinstance(each, Text))
+    assert "40 of 10,000 layers" in said
+    assert "Its 4 calls are not shown singly" in said
+    assert not any(isinstance(each, Tree) for each in parts)
+
+
 def test_nothing_to_bound_and_no_time_to_fill_are_refused(known: Timings) -> None:
     with pytest.raises(GraphError, match="no bound"):
         xsp.bound.of(replace(chain(), nodes=(), edges=()), timings=known)
@@ -303,7 +381,7 @@ def test_a_run_of_a_graph_is_joined_call_by_call(small_run: Path, known: Timings
 def test_a_run_of_something_else_is_refused(small_run: Path, known: Timings) -> None:
     torch = pytest.importorskip("torch")
     other = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Sigmoid(), torch.nn.MaxPool2d(2))
-    with pytest.raises(GraphError, match="is no run of"):
+    with pytest.raises(GraphError, match="is not a run of"):
         xsp.bound.of(other, torch.zeros(1, 3, 8, 8), trace=small_run, timings=known)
 
 
@@ -346,7 +424,7 @@ def test_a_run_whose_model_has_other_calls_here_is_bound_by_its_own_calls(
     monkeypatch.setattr(planned, "_planned", lambda trace: chain())
     found = xsp.bound.of(run, timings=known)
     assert found.graph.source is Source.SPANS
-    assert "that of its model does not fit" in found.problems[0]
+    assert "that of its model does not match" in found.problems[0]
     assert found.join is None
     with pytest.raises(GraphError, match="other shapes"):
         xsp.bound.of(chain(), trace=run, timings=known)
@@ -364,7 +442,7 @@ def test_a_saved_graph_of_one_run_is_paired_with_the_calls_of_another(known: Tim
 
 def test_a_run_is_not_compared_with_another_run(known: Timings) -> None:
     run = run_of(SEEN)
-    with pytest.raises(UsageError, match="is a run itself"):
+    with pytest.raises(UsageError, match="is itself a run"):
         xsp.bound.of(run, trace=run_of(SEEN), timings=known)
     assert xsp.bound.of(run, trace=run, timings=known).rungs["in_place"].sequential
 
@@ -447,10 +525,10 @@ def test_the_command_shows_one_screen(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--fill", "nothing"], "no duration"),
-        (["--fill", "0s"], "no duration"),
+        (["--fill", "nothing"], "not a duration"),
+        (["--fill", "0s"], "not a duration"),
         (["--device", "no such device"], "no ceiling of the device"),
-        (["--like", "beef"], "no one environment"),
+        (["--like", "beef"], "is not one environment"),
         (["--like", "beef", "--device", "H100"], "--like"),
     ],
 )

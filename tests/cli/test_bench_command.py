@@ -71,9 +71,9 @@ def test_a_table_fits_80_columns_and_says_what_is_covered(copy: Path, capsys: py
     shown = bench(capsys, copy / "t", f"{copy}/net.py:net", "--threads", "1")
     assert "100.0%  of the expected time" in shown
     assert "conv2d 1x3x16x16 8x3x3x3" in shown
-    assert "a call of a module" in shown
+    assert "per module call" in shown
     assert max(map(len, shown.splitlines()[3:])) <= 80
-    assert "0 of them or of holes now" in shown
+    assert "0 taken now" in shown
 
 
 def test_json_has_the_documented_keys(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,11 +117,11 @@ def test_what_is_left_out_of_a_folder_is_named_where_its_timings_are_shown_or_ex
     assert len(as_json(capsys, copy / "t", "--export", str(copy / "all.parquet"))["problems"]) == 1
 
 
-def relu_of_onnx(place: Path) -> str:
+def relu_of_onnx(place: Path, length: int | str = 4) -> str:
     """Write an ONNX file of one node, and return its path."""
     onnx = pytest.importorskip("onnx")
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
-    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, length]) for name in "xy"]
     graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:])
     opsets = [onnx.helper.make_opsetid("", 17)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), place / "m.onnx")
@@ -133,7 +133,7 @@ def test_a_node_of_onnx_is_no_operator_of_torch_which_takes_no_process_to_say(
 ) -> None:
     monkeypatch.setattr("xsp.bench.plan.Turns", None)
     shown = bench(capsys, tmp_path / "t", relu_of_onnx(tmp_path), "--threads", "1", "--runtime", "torch")
-    assert "onnx::Relu: is a node of ONNX" in shown
+    assert "onnx::Relu: is an ONNX node" in shown
     assert "coverage        0.0%" in shown
     assert "missing" not in shown
     monkeypatch.setattr("xsp.bench.plan.has_onnx_runtime", lambda: False)
@@ -149,6 +149,15 @@ def test_a_file_of_onnx_is_timed_by_its_own_runtime(tmp_path: Path, capsys: pyte
     assert 0 < found["seconds_starting"] < found["seconds"]
 
 
+def test_symbolic_dimensions_of_a_file_get_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = relu_of_onnx(tmp_path, "tokens")
+    options = [path, "--threads", "1", "--runtime", "torch"]  # which times no node: only shapes matter here
+    (hole,) = as_json(capsys, tmp_path / "t", *options)["timings"]
+    (known,) = as_json(capsys, tmp_path / "t", *options, "--size", "tokens=4")["timings"]
+    (fixed,) = as_json(capsys, tmp_path / "t", relu_of_onnx(tmp_path), *options[1:])["timings"]
+    assert known["key"] == fixed["key"] != hole["key"]
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -162,9 +171,11 @@ def test_a_file_of_onnx_is_timed_by_its_own_runtime(tmp_path: Path, capsys: pyte
         (["net.py:net", "--granularity", "x"], "numbers above 0"),
         (["net.py:net", "--variants", "channels-lats"], "did you mean channels-last"),
         (["net.py:net", "--runtime", "torhc"], "did you mean torch"),
+        (["net.py:net", "--size", "n=3"], "no dimensions with names"),
+        (["net.py:net", "--decode", "8"], "for language models of transformers"),
         (["--check"], "no timings of this machine"),
         (["--export", "x.parquet"], "no timings to export"),
-        (["--import", "x.parquet"], "no file of timings"),
+        (["--import", "x.parquet"], "not a file of timings"),
         (["--missing-of", "no-run"], "no such file"),
     ],
 )
@@ -186,7 +197,7 @@ def test_an_interrupt_is_said_in_one_line(
 
     monkeypatch.setattr("xsp.bench.fill", interrupted)
     assert main(["bench", f"{copy}/net.py:net", "--timings", str(copy / "t")]) == 130
-    assert "type it again to go on" in capsys.readouterr().err
+    assert "run it again to continue" in capsys.readouterr().err
 
 
 def test_holes_are_shown_with_their_reasons_and_as_null(copy: Path) -> None:

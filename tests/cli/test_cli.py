@@ -173,7 +173,7 @@ def test_doctor_lists_every_collector(capsys):
         (["analyse", "{run}"], "did you mean analyze?"),
         (["analyze", "{run}", "leger"], "did you mean ledger"),
         (["analyze", "{run}", "zzz"], "there is no analysis 'zzz'; there are phases"),
-        (["analyze", "{run}", "--format", "csv"], "for the analyses that you name"),
+        (["analyze", "{run}", "--format", "csv"], "need the name of an analysis"),
         (["export", "{run}", "--format", "chrom", "-o", "x"], "did you mean chrome?"),
         (["export", "{run}", "--format", "csv", "--table", "merge", "-o", "x"], "did you mean merged"),
         (["analyze", "{run}", "A2", "--format", "parquet"], "--out FILE"),
@@ -265,9 +265,9 @@ def test_an_interrupt_is_one_line_and_the_code_of_one(
     assert capsys.readouterr().err == "xsp: interrupted\n"
     monkeypatch.setattr("xsp.graph.corpus.collect", interrupted)
     assert main(["graph", "--all", "micro", "--out", str(tmp_path / "corpus")]) == 130
-    assert "type it again to go on" in capsys.readouterr().err
+    assert "run it again to continue" in capsys.readouterr().err
 
 
 def test_spark_reads_all_kinds_of_steps_and_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "runs/none", "stragglers", "--engine", "spark", "--kind", "1"]) == 2
-    assert "without --kind and --skip-damaged" in capsys.readouterr().err
+    assert "omit --kind and --skip-damaged" in capsys.readouterr().err

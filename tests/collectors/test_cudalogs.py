@@ -56,7 +56,7 @@ def test_logs_that_the_user_directed_elsewhere_are_left_alone(monkeypatch):
     loaded(loggers._CublasLt)
     monkeypatch.setattr(loggers, "_LOGS", (loggers._CublasLt,))
     monkeypatch.setenv("CUBLASLT_LOG_LEVEL", "5")
-    assert LibraryLogs().available() == "the logs of cuBLASLt are directed elsewhere by the environment"
+    assert LibraryLogs().available() == "the logs of cuBLASLt are redirected by the environment"
 
 
 def test_it_is_on_only_where_it_is_asked_for(tmp_path):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from depth import deep
 
 PROGRAM = """
 import ctypes, sys, threading, torch, xsp
@@ -36,7 +37,7 @@ assert stderr.value == before
 """
 
 
-@pytest.mark.parametrize("how", ["profiled", "instrumented"])
+@pytest.mark.parametrize("how", ["profiled", deep("instrumented")])
 def test_a_thread_that_is_profiled_writes_nothing_into_the_programs_stderr(tmp_path: Path, how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), how], capture_output=True, text=True, timeout=300

@@ -69,6 +69,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("torchrun --nproc-per-node 2 train.py", "run", ("torchrun", "--nproc-per-node", "2", "train.py")),
         ("xsp run --step work train.py --out x", "run", ("--step", "work", "train.py", "--out", "x")),
         ("xsp run -m pkg.train -o mine", "run", ("-m", "pkg.train", "-o", "mine")),
+        ("xsp run train.py -omine", "run", ("train.py", "-omine")),
+        ("xsp run python -Wignore train.py", "run", ("python", "-Wignore", "train.py")),
         ("torchvision:resnet18 --batch 8", "profile", ("torchvision:resnet18", "--batch", "8")),
         ("nets/mine.py:build", "profile", ("nets/mine.py:build",)),
         ("xsp profile timm:vit_tiny", "profile", ("timm:vit_tiny",)),
@@ -93,12 +95,16 @@ def test_an_interpreter_with_its_place_its_options_and_variables_before_it_are_k
     [
         ("", "no command"),
         ("A=1", "no command"),
-        ("python", "which script"),
-        ("python -m", "which script"),
+        ("python", "names no script"),
+        ("python -m", "names no script"),
         ("python -c 'print(1)'", "put the program into a file"),
         ("python 'train.py", "No closing quotation"),
         ("xsp run --out here train.py", "omit --out"),
         ("torchvision:resnet18 --levels=M", "omit --levels"),
+        ("xsp run -oruns/x train.py", "omit -o;"),
+        ("xsp run -o=runs/x train.py", "omit -o;"),
+        ("torchvision:resnet18 -oruns/x", "omit -o;"),
+        ("xsp profile -qoruns/x micro:mlp", "omit -q;"),
     ],
 )
 def test_what_cannot_be_run_in_turns_is_said(typed: str, said: str) -> None:
@@ -112,8 +118,8 @@ def test_what_cannot_be_run_in_turns_is_said(typed: str, said: str) -> None:
         (["--turns", "5", "python a.py"], "takes two commands"),
         (["--turns", "5", "--revisions", "a", "b", "x.py", "y.py"], "takes one command"),
         (["--turns", "5", "x.py", "--with", "y.py"], "omit one of them"),
-        (["--revisions", "a", "b", "x.py"], "goes with --turns"),
-        (["a", "b", "--levels", "M"], "goes with --turns"),
+        (["--revisions", "a", "b", "x.py"], "needs --turns"),
+        (["a", "b", "--levels", "M"], "needs --turns"),
         (["--turns", "2", "x.py", "y.py"], "at least 3"),
     ],
 )
@@ -246,7 +252,7 @@ def test_what_is_no_revision_or_no_repository_is_said(here: Path, capsys: pytest
     assert "not a git repository" in capsys.readouterr().err
     repository(here)
     assert main(typed) == 2
-    assert "'nowhere' is no revision" in capsys.readouterr().err
+    assert "'nowhere' is not a revision" in capsys.readouterr().err
 
 
 # --- a planted layer --------------------------------------------------------------------------------------

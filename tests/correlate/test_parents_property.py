@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import brute_force
 import pytest
+from depth import deep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,7 +77,7 @@ def expected(spans: Sequence[Span]) -> Parents:
     return {span.name: (None if place is None else spans[place].name, rule) for span, (place, rule) in found}
 
 
-@pytest.mark.parametrize(("find", "examples"), [(one_step, 150), (in_bulk, 15)])
+@pytest.mark.parametrize(("find", "examples"), [(one_step, 50), (in_bulk, 5), deep(one_step, 500), deep(in_bulk, 50)])
 def test_parents_are_those_that_trying_every_pair_finds(
     find: Callable[[Sequence[Span]], Parents], examples: int
 ) -> None:

@@ -67,7 +67,7 @@ def test_numbers_are_read_as_the_country_writes_them(
 
 
 def test_numbers_in_two_ways_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"two ways, '1\.5' and '2,5'"):
+    with pytest.raises(TraceError, match=r"two formats, '1\.5' and '2,5'"):
         reading.read(report(tmp_path, raw({"name": "k", READ: "1.5", WRITTEN: "2,5"})))
 
 
@@ -94,7 +94,7 @@ def test_a_report_without_kernels_is_an_error(tmp_path: Path, text: str) -> None
 
 def test_a_report_that_is_no_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "report.ncu-rep").write_bytes(b"NVR\x00\xff\xd0")
-    with pytest.raises(TraceError, match="is no text"):
+    with pytest.raises(TraceError, match="is not text"):
         reading.read(tmp_path / "report.ncu-rep")
 
 
@@ -291,7 +291,7 @@ def test_several_reports_complete_each_other(run: Path, tmp_path: Path) -> None:
     trace = load.load(run)
     found = rows(trace, "A8", "name", "dram_read_bytes", "occupancy", "occupancy_source")
     assert ("prepare", 7, 0.25, "counter") in found
-    assert trace.run["notes"][-1]["text"].startswith("operations are not known from counters where there is no s")
+    assert trace.run["notes"][-1]["text"].startswith("counters do not give the operations of kernels without s")
 
 
 def test_a_kernel_of_which_no_counter_is_known_is_joined_and_gets_no_figure(run: Path, tmp_path: Path) -> None:
@@ -312,8 +312,8 @@ def test_what_fits_no_kernel_is_counted(run: Path, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (raw({"name": "other", READ: "1"}), "none of its 1 kernels fits one of the run's 3"),
-        (raw({"name": "prepare", "launch__waves": "1"}), "holds none of the metrics"),
+        (raw({"name": "other", READ: "1"}), "none of its 1 kernels matches one of the run's 3"),
+        (raw({"name": "prepare", "launch__waves": "1"}), "holds none of the requested metrics"),
     ],
 )
 def test_a_report_that_fits_nothing_changes_nothing(run: Path, tmp_path: Path, text: str, message: str) -> None:

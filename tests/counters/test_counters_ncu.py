@@ -198,7 +198,7 @@ def test_a_script_whose_kernels_cannot_be_counted_is_profiled_all_the_same(
 def test_counters_of_several_batches_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["profile", "torchvision:resnet18", "--counters", "--batch", "1,2", "--out", str(tmp_path / "run")]
     assert main(options) == 2
-    assert "one batch size" in capsys.readouterr().err
+    assert "a single batch size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

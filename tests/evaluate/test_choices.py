@@ -86,7 +86,7 @@ def test_prices_are_read_with_their_date_and_the_latest_counts(tmp_path: Path) -
     found = choices.cost_per_million(1e6 / 3600, "box", choices.prices(file))
     assert found == choices.Cost(1.0, "EUR", datetime.date(2025, 1, 1))
     file.write_text("machine,per_hour,currency,date\nbox,2,EUR,2024-01-01\nbox,2,EUR,lately\n")
-    with pytest.raises(UsageError, match=r"prices\.csv:3: no price with a date"):
+    with pytest.raises(UsageError, match=r"prices\.csv:3: not a price with a date"):
         choices.prices(file)
     with pytest.raises(UsageError, match="cannot be read"):
         choices.prices(tmp_path / "absent.csv")

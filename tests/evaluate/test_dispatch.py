@@ -65,13 +65,13 @@ def test_of_agents_that_die_no_result_is_lost_and_none_is_there_twice(seed: int)
     twice = [piece.asked.manifest.title for piece in work if len(piece.lost) == 2]  # two died over it: that is enough
     assert handed == sorted({f"m{number}" for number in range(12)} - set(twice))
     assert sorted(piece.asked.manifest.title for piece in work if piece.result is not None) == handed
-    assert all("died over it" in piece.why for piece in work if piece.result is None)
+    assert all("died while running it" in piece.why for piece in work if piece.result is None)
 
 
 def test_each_agent_that_satisfies_a_manifest_carries_it_out_and_the_others_have_their_reasons() -> None:
     there = [Mortal("one", labels={"rack": "7"}), Mortal("two", dies_at=0, labels={"rack": "7"}), Mortal("three")]
     work, reasons = dispatch.pieces([asked("m", hardware={"labels": {"rack": "7"}})], there, each=True)
-    assert reasons == {"m": {"three": ["label rack=7 is asked for, it has none"]}}
+    assert reasons == {"m": {"three": ["label rack=7 is required, it has none"]}}
     dispatch.carry_out(work, there, HERE, silent)
     assert [piece.result for piece in work] == [Path("one/m")] * 2  # also in the place of the one that died
     assert [piece.lost for piece in work] == [[], ["two"]]
@@ -85,7 +85,7 @@ def test_work_that_nobody_can_do_ends_with_the_reason() -> None:
     dispatch.carry_out(work, there, HERE, lambda *said: done.append(said))
     assert [piece.result for piece in work] == [None] * 4
     assert all("died" in piece.why for piece in work[:3])
-    assert work[3].why == "no agent satisfies it"
+    assert work[3].why == "no agent satisfies the manifest"
     work, _ = dispatch.pieces([asked("refused"), asked("m")], [Mortal("one")], each=False)
     dispatch.carry_out(work, [Mortal("one")], HERE, lambda *said: done.append(said))
     assert [piece.why for piece in work] == ["RuntimeError: no such model", ""]
@@ -119,7 +119,7 @@ def test_a_manifest_that_kills_every_process_is_given_up_and_costs_no_agent() ->
     work, _ = dispatch.pieces([asked("bad"), *(asked(f"m{number}") for number in range(4))], there, each=False)
     ended: list[dispatch.Piece] = []
     dispatch.carry_out(work, there, HERE, silent, ended.append)
-    assert "killed (SIGKILL); it was tried twice" in work[0].why
+    assert "killed (SIGKILL); tried twice" in work[0].why
     assert all(piece.result is not None for piece in work[1:])
     assert sorted(map(id, ended)) == sorted(map(id, work))  # those without a result are reported too
 
@@ -142,7 +142,7 @@ def test_work_in_hand_does_not_go_back_to_an_agent_that_died_meanwhile() -> None
     work[0].fit, work[0].of = ["first"], "first"  # ends when that one dies, while the other has m1 in hand
     dispatch.carry_out(work, there, HERE, progress)
     assert [piece.result for piece in work] == [None, None]
-    assert all("no agent is left" in piece.why for piece in work)
+    assert all("no remaining agent" in piece.why for piece in work)
 
 
 class Killed(processes.Asked):

@@ -150,7 +150,7 @@ def test_a_summary_holds_the_laws_of_queues() -> None:
     assert found.inputs_per_second == pytest.approx(500, rel=0.03)
     assert found.percentile(0.99).value_ns == pytest.approx(-math.log(0.01) * 2 * MS, rel=0.1)
     assert not found.late
-    with pytest.raises(UsageError, match="was not asked for"):
+    with pytest.raises(UsageError, match="was not requested"):
         found.percentile(0.42)
 
 
@@ -174,8 +174,8 @@ def test_a_generator_that_is_late_marks_the_run() -> None:
 
 def test_nothing_to_summarise_is_said() -> None:
     none = np.zeros(0, np.int64)
-    with pytest.raises(UsageError, match="no request ended: its time was over"):
-        latencies.summarise(Requests(none, none, none, none, none, stopped="its time was over"))
+    with pytest.raises(UsageError, match="no request ended: the time limit was reached"):
+        latencies.summarise(Requests(none, none, none, none, none, stopped="the time limit was reached"))
     assert latencies.summarise(simulate(schedules.offline(6, 2), np.full(3, MS))).little is None
 
 
@@ -185,6 +185,6 @@ def test_a_search_does_not_wait_for_rates_at_which_nothing_waits() -> None:
         lambda number, inputs: clock.advance((9 if number % 20 == 19 else 1) * MS), 5 * MS, 0.99, clock=clock
     )
     assert found.low is None
-    assert "hardly a request waits" in found.why
+    assert "hardly any request waits" in found.why
     assert len(found.probes) <= 4
     assert len(kept)

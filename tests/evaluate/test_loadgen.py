@@ -97,7 +97,7 @@ def test_a_manifest_may_have_loadgen_issue_its_requests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scenario", "why"),
     [
-        ({"kind": "poisson", "rate": 5.0}, "and not poisson"),
+        ({"kind": "poisson", "rate": 5.0}, "but not poisson"),
         ({"kind": "server", "rate": 5.0}, "needs latency_ms"),
         ({"kind": "online", "batch": 4}, "one input"),
     ],

@@ -153,8 +153,8 @@ def test_fields_that_are_not_known_are_kept_and_named(tmp_path: Path) -> None:
     found = of(PLAIN + "modle: x\nextra: {deep: [1, 2]}\n", tmp_path)
     assert found.manifest.plain()["extra"] == {"deep": [1, 2]}
     assert list(found.notes) == [
-        "modle is kept and not understood; did you mean model?",
-        "extra is kept and not understood",
+        "modle is kept but not used; did you mean model?",
+        "extra is kept but not used",
     ]
 
 
@@ -162,7 +162,7 @@ def test_sections_may_stand_in_files_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "net.yaml").write_text("name: path\nversion: 1.10\nsource: micro:path-3\n", encoding="utf-8")
     split = of("name: small\nmodel: net.yaml\nscenario: {requests: 5}\n", tmp_path).manifest
     assert split.identity == of(PLAIN, tmp_path).manifest.identity
-    assert "leads out of the folder" in refused("model: ../../etc/passwd.yaml\n", tmp_path)
+    assert "is outside the folder" in refused("model: ../../etc/passwd.yaml\n", tmp_path)
 
 
 def test_manifests_hold_against_their_own_schema(tmp_path: Path) -> None:
@@ -228,9 +228,9 @@ def test_a_manifest_of_one_kind_is_that_section_also_with_a_field_of_its_name(tm
         ("name: x\nscenario: {}\n", "m.yaml:1: model: field required"),
         ("model: {name: x, source: a, command: [b]}\n", "source and command exclude each other"),
         ("model: {name: x, preprocess: 'code', inputs: [{steps: [decode]}]}\n", "exclude each other"),
-        ("- 1\n", "a manifest is a mapping of fields, this is a list"),
-        ("model: {name: x\n", "no YAML"),
-        ("model: {name: x}\nmodel: {name: y}\n", "m.yaml:2: 'model' stands here twice"),
+        ("- 1\n", "a manifest must be a mapping of fields, this is a list"),
+        ("model: {name: x\n", "not YAML"),
+        ("model: {name: x}\nmodel: {name: y}\n", "m.yaml:2: 'model' is given twice"),
         ("framework: PyTorch\nname: x\ninputs: 3\n", "model.inputs.0: input should be a valid dictionary"),
         ("framework: PyTorch\nname: x\noutputs: 3\n", "model.outputs.0: input should be a valid dictionary"),
         ("kind: model\nid: a\nname: x\nmodel: {sources: 5}\n", "model.files.0.path: input should be a valid string"),
@@ -325,7 +325,7 @@ def test_check_says_whether_it_can_run_here(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "m.yaml").write_text(PLAIN + "hardware: {cores: 9999}\nnoets: x\n", encoding="utf-8")
     assert main(["evaluate", "check", str(tmp_path / "m.yaml")]) == 3
     out = capsys.readouterr().out
-    assert "cannot run here: 9999 cores are asked for" in out
+    assert "cannot run here: 9999 cores are required" in out
     assert "note: noets is kept" in out
     assert main(["evaluate", "check", str(tmp_path / "m.yaml"), "--canonical"]) == 0
     assert yamltext.read(capsys.readouterr().out, "out").content["noets"] == "x"

@@ -33,7 +33,7 @@ def test_a_crop_takes_a_side_or_both(size: int | list[int], shape: tuple[int, in
 
 @pytest.mark.parametrize("size", [[], [4, 4, 3]])
 def test_a_crop_of_another_number_of_sides_is_refused(size: list[int]) -> None:
-    with pytest.raises(ManifestError, match="takes a side, or height and width"):
+    with pytest.raises(ManifestError, match="give one side, or height and width"):
         pipeline.crop(np.zeros((8, 8, 3)), size)
 
 
@@ -79,7 +79,7 @@ def test_a_program_is_found_beside_its_manifest_and_one_that_does_not_read_is_gi
 def test_digits_of_several_manifests_name_no_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = [f"{first}{'0' * (results.DIGITS - 2)}-0001" for first in ("ab", "ac", "bb")]
     monkeypatch.setattr(results, "_places", lambda store: [store / name for name in names])
-    with pytest.raises(ManifestError, match=r"'a' begins 2 manifests: ab0+, ac0+; type more of it"):
+    with pytest.raises(ManifestError, match=r"'a' begins 2 manifests: ab0+, ac0+; give more digits"):
         results.named("a", tmp_path)
     with pytest.raises(ManifestError, match=r"bb0+-0001"):  # it is the one, and not there
         results.named("b", tmp_path)

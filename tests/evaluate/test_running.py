@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("yaml")
 
+from depth import deep
 from evaluations import FACTS, PROGRAM, silent
 from queues import md1_rate
 
@@ -68,7 +69,7 @@ def test_heads_that_are_zero_by_initialisation_are_drawn_from_the_seed(tmp_path:
     first, second = one.outputs()["output0"]
     assert np.abs(first - second).max() > 1e-3
     assert one.content["outputs"]["digest"] == again.content["outputs"]["digest"] != other.content["outputs"]["digest"]
-    assert "head is zero by initialisation" in " ".join(one.content["notes"])
+    assert "head is initialised with zeros" in " ".join(one.content["notes"])
     trained = torch.nn.Linear(3, 2)
     torch.nn.init.zeros_(trained.weight[0])
     assert predictors.draw_zero_weights(torch, trained, 0) == []
@@ -80,7 +81,7 @@ def test_outputs_that_are_constant_are_said_to_tell_nothing(board: Path, capsys:
     assert "outputs are constant" in " ".join(one.content["notes"])
     assert main(["evaluate", "compare", one.name, other.name, "--store", str(board / "store")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "outputs: equal, and constant, so that they cannot be compared: output0 is 0.0 throughout" in said
+    assert "outputs: equal, and constant, so they cannot be compared: output0 is 0.0 everywhere" in said
     assert "cannot tell" in said
 
 
@@ -186,10 +187,10 @@ def test_a_predictor_that_answers_late_is_named(board: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("print('hello', flush=True)", "no JSON"),
-        ("print('{\"opened\": true}', flush=True)", "says not what it takes"),
-        ('print(\'{"takes": {"x": {"shape": [-3]}}}\', flush=True)', "no shape"),
-        ('print(\'{"takes": {"x": {"shape": [Infinity]}}}\', flush=True)', "says not what it takes"),
+        ("print('hello', flush=True)", "not JSON"),
+        ("print('{\"opened\": true}', flush=True)", "does not describe the inputs"),
+        ('print(\'{"takes": {"x": {"shape": [-3]}}}\', flush=True)', "not a shape"),
+        ('print(\'{"takes": {"x": {"shape": [Infinity]}}}\', flush=True)', "does not describe the inputs"),
         ('print(\'{"takes": {"x": {"shape": [3], "dtype": "int8", "high": "x"}}}\', flush=True)', "high is 'x'"),
         ("raise SystemExit(7)", "exit code 7"),
     ],
@@ -204,7 +205,7 @@ def test_programs_that_speak_otherwise_are_refused(program: str, said: str, tmp_
 @pytest.mark.parametrize("said", ["10**400", "1e300", "float('nan')", "-1"])
 def test_times_that_no_program_can_take_are_refused(said: str, board: Path) -> None:
     (board / "board.py").write_text(PROGRAM.replace("1_000_000 * count", said), encoding="utf-8")
-    with pytest.raises(ManifestError, match="its answer to predict is none"):
+    with pytest.raises(ManifestError, match="its answer to predict is invalid"):
         evaluated(manifest(), board)
 
 
@@ -229,7 +230,7 @@ def state_of(process: int) -> str:
 
 
 def test_nothing_of_a_manifest_that_is_not_trusted_runs(board: Path) -> None:
-    with pytest.raises(ManifestError, match="not done for manifests of others"):
+    with pytest.raises(ManifestError, match="not run for untrusted manifests"):
         evaluated(manifest(), board, trusted=False)
     pytest.importorskip("torch")
     elsewhere = {"model": {"name": "path", "source": "micro:path-3"}, "dataset": {"source": "folder:/etc"}}
@@ -352,7 +353,8 @@ def test_the_highest_rate_is_an_interval_with_the_requests_at_its_lower_end(
     rate = 60e9 / (requests.due_ns[-1] - requests.due_ns[0])
     assert rate == pytest.approx(part["rate_low"], rel=0.5)  # of 60 arrivals that come independently
     tried = [each["rate"] for each in part["probes"]]
-    assert {what for what, _, _ in asked if "a second" in what} == {f"board-max-rate, {r:.3g} a second" for r in tried}
+    named = {what for what, _, _ in asked if "per second" in what}
+    assert named == {f"board-max-rate, {r:.3g} per second" for r in tried}
     assert asked[-1] == ("board-max-rate", 5, 5)
 
 
@@ -360,7 +362,7 @@ def test_a_limit_that_no_rate_holds_ends_the_search_with_the_reason(board: Path)
     load = {"kind": "max-rate", "latency_ms": 0.5, "percentile": 90, "requests": 10}
     found = evaluated(manifest(scenario=load), board)
     assert found.parts[0]["rate_low"] is None
-    assert "takes 1 ms at least" in found.content["notes"][0]
+    assert "takes at least 1 ms" in found.content["notes"][0]
     assert len(found.requests())
 
 
@@ -378,7 +380,7 @@ def test_the_highest_rate_of_a_program_is_found_within_five_percent(
     assert len(shown) == 2  # of the search alone
     assert f"{found.parts[0]['rate_low']:.0f} to" in shown[1]
     assert main(["evaluate", "list", *where]) == 0
-    assert "highest rate a second" in (out := capsys.readouterr().out)
+    assert "highest rate per second" in (out := capsys.readouterr().out)
     assert main(["evaluate", "compare", found.name, found.name, *where]) == 0
     assert "rate low" in (out := capsys.readouterr().out)
     assert "without waiting" in out
@@ -403,20 +405,20 @@ def of_text(*steps: Any) -> dict[str, Any]:
     [
         ({"model": {"name": "none"}}, "no board"),
         ({"hardware": {"cores": 999}}, "999 cores"),
-        ({"software": {"environment": {"XSP_OF_A_TEST": "1"}}}, "a process of its own"),
+        ({"software": {"environment": {"XSP_OF_A_TEST": "1"}}}, "a separate process"),
         ({"dataset": {"source": "synthetic:images"}}, "need steps"),
         ({"dataset": {"source": "http://x"}}, "there is no"),
-        ({"model": {"inputs": [{"steps": ["decode"]}]}}, "steps need samples that are files: dataset.source"),
+        ({"model": {"inputs": [{"steps": ["decode"]}]}}, "steps need samples from files: dataset.source"),
         ({"model": {"inputs": [{"steps": [{"resize": {"sise": 3}}]}]}}, "did you mean size"),
         ({"scenario": {"kind": "server", "rate": 5, "batch": 2}}, "scenario.batch: requests of server have one input"),
         ({"scenario": {"kind": "multi-stream", "batch": 2}}, "scenario.batch: requests of multi-stream have one"),
         ({"scenario": {"streams": 2}}, "scenario.streams: online has none"),
         ({"scenario": {"kind": "constant", "rate": 1e-9}}, "scenario: the last request would be due after"),
         ({"scenario": {"kind": "offline", "batch": 10**6, "requests": 10**6, "warmup": 0}}, "scenario: 10000000000"),
-        (of_text("decode", {"resize": 8}), r"resize: it raises \w+ on|decode: "),
-        (of_text({"normalise": {"mean": 1}}), "normalise: it raises AttributeError on str"),
-        (of_text("tokenise", {"cast": {"to": "float31"}}), r"cast: it raises TypeError on an array of \(128,\)"),
-        ({"model": {"outputs": [{"steps": [{"reshape": {"shape": [7]}}]}]}}, "reshape: it raises ValueError on an"),
+        (of_text("decode", {"resize": 8}), r"resize: raises \w+ on|decode: "),
+        (of_text({"normalise": {"mean": 1}}), "normalise: raises AttributeError on str"),
+        (of_text("tokenise", {"cast": {"to": "float31"}}), r"cast: raises TypeError on an array of \(128,\)"),
+        ({"model": {"outputs": [{"steps": [{"reshape": {"shape": [7]}}]}]}}, "reshape: raises ValueError on an"),
         ({"model": {"files": [{"path": "board.py", "checksum": "md5:" + "0" * 32}]}}, "board.py has the checksum md5:"),
         ({"model": {"files": [{"path": "./board.py", "checksum": "0" * 64}]}}, "board.py has the checksum"),
     ],
@@ -493,13 +495,13 @@ def test_run_and_list_show_what_was_found(board: Path, capsys: pytest.CaptureFix
     assert main(["evaluate", "run", str(board / "m.yaml"), *where, "-q"]) == 0
     out = capsys.readouterr().out
     assert "sim" in out
-    assert "~ times that a simulator said" in out
+    assert "~ times reported by a simulator" in out
     assert max(map(len, out.splitlines()[:3])) <= 80
     assert main(["evaluate", "list", *where, "--format", "json"]) == 0
     assert [each["kind"] for each in json.loads(capsys.readouterr().out)] == ["online"]
     (board / "m.yaml").write_text(json.dumps({**asked, "hardware": {"cores": 999}}), encoding="utf-8")
     assert main(["evaluate", "run", str(board / "m.yaml"), *where, "-q"]) == 2
-    assert "999 cores are asked for" in capsys.readouterr().err
+    assert "999 cores are required" in capsys.readouterr().err
 
 
 def test_the_next_command_is_one_that_works_where_names_have_blanks(
@@ -526,7 +528,7 @@ def test_the_next_command_is_one_that_works_where_names_have_blanks(
     assert "xsp report" not in out
 
 
-@pytest.mark.parametrize("name", ["local", "process"])
+@pytest.mark.parametrize("name", ["local", deep("process")])
 def test_requests_are_not_disturbed_by_their_progress(name: str, board: Path) -> None:
     asked: list[tuple[str, int, int]] = []
     (agent,) = transports.named(name)
@@ -615,7 +617,7 @@ def test_trace_advice_and_bound_are_kept_with_the_result(
     found = evaluated(asked, tmp_path, levels="M/L", bound=True)
     kept = json.loads((found.path / "bound.json").read_text(encoding="utf-8"))
     if kept["ratio"] is None:  # of a machine without timings of these calls
-        assert "no ratio of best to measured, since best is not there: no call is timed" in found.content["notes"][0]
+        assert "no ratio of best to measured, because best is missing: no call is timed" in found.content["notes"][0]
     assert len(found.content["notes"]) == (kept["ratio"] is None)
     assert xsp.load(found.path / "run").spans.limit(1).fetchall()
     assert json.loads((found.path / "bound.json").read_text(encoding="utf-8"))["name"]

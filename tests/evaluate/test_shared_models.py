@@ -56,8 +56,8 @@ def test_outputs_are_the_same_and_the_second_process_finds_the_weights_there(
     assert len({each.content["outputs"]["digest"] for each in found}) == 1
     said = [" ".join(each.content["notes"]) for each in found]
     assert ["of weights are shared" in each for each in said] == [False, True, True]
-    assert ["brought there by this process" in each for each in said] == [False, True, False]
-    assert len({"zero by initialisation" in each for each in said}) == 1
+    assert ["put there by this process" in each for each in said] == [False, True, False]
+    assert len({"initialised with zeros" in each for each in said}) == 1
 
 
 def test_a_store_that_was_started_anew_gets_the_weights_again_and_none_is_an_error(tmp_path: Path, place: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_store_that_was_started_anew_gets_the_weights_again_and_none_is_an_err
             if damaged:
                 (note,) = (place / "models").iterdir()
                 note.write_text(json.dumps({"key": 7}), encoding="utf-8")
-            assert "brought there" in " ".join(evaluated(manifest, tmp_path).content["notes"])
+            assert "put there" in " ".join(evaluated(manifest, tmp_path).content["notes"])
             store.end(signal.SIGTERM)
     with store_at(place, "1MiB"), pytest.raises(ManifestError, match=r"model\.share: .*1\.0 MiB"):
         evaluated(manifest, tmp_path)
@@ -81,7 +81,7 @@ def test_a_store_that_was_started_anew_gets_the_weights_again_and_none_is_an_err
     ({"source": "m.onnx"}, "models by name"),
     ({"source": "m.py:build"}, "models by name"),
     ({"source": "", "command": ["board"]}, "models by name"),
-    ({"job": "training"}, "nobody can write to shared weights"),
+    ({"job": "training"}, "shared weights cannot be written"),
 ])  # fmt: skip
 def test_what_cannot_be_shared_is_refused_as_the_manifest_is_read(model: dict[str, Any], reason: str) -> None:
     with pytest.raises(ManifestError, match=reason):

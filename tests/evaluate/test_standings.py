@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from evaluations import FACTS, PROGRAM, silent
 
 from xsp.cli import main
 from xsp.evaluate import builtin, pipeline, pitfalls, reading, results, running, standings
-from xsp.evaluate.agents import Options
+from xsp.evaluate.agents import Facts, Options
 
 
 @pytest.fixture
@@ -25,11 +26,11 @@ def board(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def evaluated(folder: Path, **of: Any) -> results.Result:
+def evaluated(folder: Path, facts: Facts = FACTS, **of: Any) -> results.Result:
     model = {"name": "board", "task": "sums", "command": [sys.executable, "board.py"]}
     asked = reading.of_plain({"model": model, "dataset": {"samples": 4}, "scenario": {"requests": 30}, **of}).manifest
     options = Options(store=folder / "store", trusted=True)
-    return results.read(running.evaluate(asked, folder, options, FACTS, silent))
+    return results.read(running.evaluate(asked, folder, options, facts, silent))
 
 
 def change(folder: Path, before: str, after: str) -> None:
@@ -47,6 +48,18 @@ def test_an_evaluation_that_is_made_again_is_the_same(board: Path, capsys: pytes
     assert (verdicts["outputs"], verdicts["latency"]) == ("same", "same")
     assert code in (0, 1)  # 1 where the test's facts of the agent are not those of this machine
     assert len(said["after"]) >= 1
+
+
+def test_a_manifest_that_requires_a_label_is_made_again_where_the_machine_has_it(
+    board: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = evaluated(board, facts=replace(FACTS, labels={"rack": "7"}), hardware={"labels": {"rack": "7"}})
+    again = ["evaluate", "reproduce", before.name, "--store", str(board / "store"), "--folder", str(board), "-q"]
+    assert main(again) == 2
+    assert "label rack=7 is asked for, it has none" in capsys.readouterr().err
+    assert main([*again, "--label", "rack=7", "--turns", "1"]) != 2
+    assert main([*again, "--label", "rack=7", "--ray", "auto"]) == 2
+    assert "--label is of agents of this machine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ pytest.importorskip("httpx")
 from evaluations import FACTS, PROGRAM, silent
 from fastapi.testclient import TestClient
 
+from xsp.cli import evaluate_leaderboard
 from xsp.errors import ManifestError
-from xsp.evaluate import agents, reading, results, running, transports
+from xsp.evaluate import agents, reading, results, running, standings, tables, transports
 from xsp.evaluate.agents import Options
 from xsp.evaluate.web import app, guard, policy
 from xsp.evaluate.web.queue import Queue
@@ -156,6 +157,35 @@ def test_the_leaderboard_has_a_row_for_each_batch_size(client: TestClient) -> No
     found = client.get("/api/leaderboard", params={"task": "sums"}).json()
     assert sorted((row["batch"], row["results"]) for row in found["rows"]) == [(1, 1), (1, 2), (2, 1)]
     assert client.get("/api/leaderboard", params={"by": "started"}).status_code == 422
+
+
+@pytest.mark.parametrize("by", tables.ORDERED)
+def test_what_orders_the_leaderboard_is_in_it_with_its_unit(by: str, made: Path, tmp_path: Path) -> None:
+    """A result that searched for a rate, and has an accuracy, has all figures."""
+    kept = tmp_path / "store" / "0123456789ab-0001"
+    shutil.copytree(next(made.glob("*-0001")), kept)
+    content = json.loads((kept / results.RESULT).read_text(encoding="utf-8"))
+    content["parts"] = [{**content["parts"][0], "rate_low": 120.0, "rate_high": 140.0, "p90_ms": 1.75}]
+    content["accuracy"] = {"top1": 0.5, "top5": 0.75}
+    (kept / results.RESULT).write_text(json.dumps(content), encoding="utf-8")
+    with TestClient(app.application(tmp_path / "store", []), base_url=HERE) as client:
+        found = client.get("/api/leaderboard", params={"by": by}).json()
+    (row,) = found["rows"]
+    expected = {"p90_ms": ("p90 ms", "1.75"), "rate": ("requests/s", "120 to 140"), "top1": ("top-1 %", "50.0")}
+    assert (found["column"], row["ordered"]) == expected.get(by, (tables.ORDERED[by], tables.figure(row.get(by))))
+    rows = standings.leaderboard(results.every(tmp_path / "store")[0], by=by)
+    head, line = tables.standing(rows, 10, by).splitlines()
+    assert tables.ORDERED[by] in head
+    assert row["ordered"] in line
+    assert max(len(head), len(line)) <= tables.WIDTH
+
+
+def test_every_order_of_the_leaderboard_is_one_of_the_command_and_of_the_page() -> None:
+    page = (Path(app.__file__).parent / "assets" / "results.js").read_text(encoding="utf-8")
+    assert set(evaluate_leaderboard.BY) == set(tables.ORDERED)
+    assert all(f'["{by}", ' in page for by in tables.ORDERED)
+    assert "found.column" in page
+    assert "row.ordered" in page
 
 
 def test_the_interface_describes_itself(client: TestClient) -> None:

@@ -104,6 +104,12 @@ def test_an_evaluation_is_made_from_the_form_watched_opened_and_compared(browser
     assert until(browser, "return document.getElementById('timeline-chart') !== null")
     browser.get(served + "/")
     until(browser, "return document.querySelectorAll('td input[type=checkbox]').length === 2")
+    browser.execute_script(
+        "const by = document.querySelector('[aria-label=\"order of the leaderboard\"]');"
+        "by.value = 'p90_ms'; by.dispatchEvent(new Event('change'))"
+    )
+    heads = "[...document.querySelectorAll('[aria-label=leaderboard] th')].map((each) => each.textContent)"
+    until(browser, f"return {heads}.includes('p90 ms')")
     for box in browser.find_elements("css selector", "td input[type=checkbox]"):
         box.click()
     browser.find_element("id", "compare").click()
@@ -146,7 +152,7 @@ def test_of_several_agents_one_is_chosen_on_the_form(browser: Any, tmp_path: Pat
 
         browser.get(served + "/new")
         until(browser, "return document.getElementById('evaluate')")
-        [yaml] = (each for each in browser.find_elements("tag name", "button") if each.text == "go on in YAML")
+        [yaml] = (each for each in browser.find_elements("tag name", "button") if each.text == "edit as YAML")
         yaml.click()
         until(browser, "return document.getElementById('yaml').value")
         browser.execute_script(

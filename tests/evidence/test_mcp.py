@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from depth import deep
 
 from xsp import cli
 from xsp.evidence import form
@@ -75,21 +76,15 @@ def test_the_client_of_the_sdk_gets_all_answers(small_run: Path) -> None:
     talk(str(small_run), of=of)
 
 
-def test_an_unknown_tool_is_an_error_of_the_protocol(small_run: Path) -> None:
+def test_an_unknown_tool_and_a_question_that_is_too_long_are_refused_and_the_next_one_is_answered(
+    small_run: Path,
+) -> None:
     from mcp import MCPError
 
     async def of(session: Any) -> None:
         with pytest.raises(MCPError, match="there is no tool 'shell'"):
             await session.call_tool("shell", {"command": "id"})
         assert (await ask(session, "summary"))["kind"] == "summary"
-
-    talk(str(small_run), of=of)
-
-
-def test_a_question_that_is_too_long_is_refused_and_the_next_one_answered(small_run: Path) -> None:
-    from mcp import MCPError
-
-    async def of(session: Any) -> None:
         with pytest.raises(MCPError, match="at most 65,536"):
             await session.call_tool("tables", {"run": "x" * 1_000_000})
         assert (await ask(session, "summary"))["kind"] == "summary"
@@ -250,7 +245,7 @@ def test_a_client_that_hangs_up_amid_a_question_ends_the_server_and_what_it_star
         assert _wait_for(lambda: not any(map(_is_running, below)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [deep(signal.SIGINT), signal.SIGTERM])
 def test_a_signal_ends_it_quietly(small_run: Path, number: signal.Signals) -> None:
     with started(str(small_run)) as process:
         greet(process)
@@ -282,7 +277,7 @@ def _is_running(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "which runs may be read? xsp mcp runs"),
+        ([], "name the runs that may be read: xsp mcp runs"),
         (["/no/such"], "/no/such: there is no such file or directory"),
         (["http://localhost:16686"], "give a path"),
         (["/", "--seconds", "0"], "--seconds must be above 0"),

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 import xsp
 from xsp.cli import main
 from xsp.errors import OutputError, UsageError
 from xsp.exporters import chrome, folded, speedscope, tables, tracks
-from xsp.exporters.contract import Choice, Weight
+from xsp.exporters.contract import Choice, Weight, whole
 from xsp.store import selftimes
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
@@ -211,7 +212,7 @@ def test_a_span_on_no_thread_has_no_time_of_its_own(tmp_path: Path) -> None:
     window = trace_of(spans("step window 0-100 thread=None\nop aten::mm 10-30"))
     written = folded.write(window, tmp_path / "out", Choice(steps=(0,)))
     assert [line.split()[-1] for line in (tmp_path / "out").read_text().splitlines()] == ["20000"]
-    assert written.sentences() == ["1 spans are on no thread, so that none of its time is theirs"]
+    assert written.sentences() == ["1 spans are on no thread, and so have no self time"]
 
 
 def test_time_of_the_device_stands_under_the_operator(trace: Trace, tmp_path: Path) -> None:
@@ -267,8 +268,8 @@ def test_an_analysis_is_written_as_a_table(stored: Path, capsys: pytest.CaptureF
         (["--format", "chrome"], "name the file to write with -o"),
         (["--format", "nonsense", "-o", "x"], "--format nonsense: there is no such format; there are chrome"),
         (["--format", "otlp", "-o", "x"], "omit --format"),
-        (["--format", "flame", "-o", "x"], "--format flame: write --format folded, of which speedscope.app"),
-        (["--format", "chrome", "-o", "x", "--resume"], "--resume: of sending"),
+        (["--format", "flame", "-o", "x"], "--format flame: write --format folded, from which speedscope.app"),
+        (["--format", "chrome", "-o", "x", "--resume"], "--resume: only for sending"),
         (["--format", "csv", "-o", "x", "--table", "A99"], "--table 'A99'"),
         (["-o", "x"], "--out: only with --format"),
     ],
@@ -308,8 +309,8 @@ def test_our_importer_reads_our_export(trace: Trace, tmp_path: Path) -> None:
     "name",
     [
         "kineto_nvidia/hta_a100_alexnet_critical_path",
-        "kineto_nvidia/tracelens_h100_qwen1.5-0.5b",
-        "kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8",
+        deep("kineto_nvidia/tracelens_h100_qwen1.5-0.5b"),
+        deep("kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8"),
     ],
 )
 def test_a_real_trace_comes_back_as_it_went(name: str, tmp_path: Path) -> None:
@@ -325,3 +326,11 @@ def test_a_real_trace_comes_back_as_it_went(name: str, tmp_path: Path) -> None:
     before, after = Counter(trace.sql(with_layers).fetchall()), Counter(again.sql(with_layers).fetchall())
     assert before - after == Counter()
     assert after - before == Counter()
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_text_that_is_no_utf8_becomes_a_question_mark(name: str, tmp_path: Path) -> None:
+    with whole(tmp_path / name) as file:
+        file.write("run \udcff")
+    content = (tmp_path / name).read_bytes()
+    assert (gzip.decompress(content) if name.endswith(".gz") else content) == b"run ?"

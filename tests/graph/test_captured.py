@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import xsp  # noqa: E402
 from xsp.cli import main  # noqa: E402
 from xsp.errors import GraphError, ModelError, UsageError  # noqa: E402
-from xsp.graph import NodeKind  # noqa: E402
+from xsp.graph import NodeKind, work  # noqa: E402
 from xsp.graph.node import Phase, Role, Why  # noqa: E402
 
 nn = torch.nn
@@ -119,6 +119,31 @@ def test_tied_weights_count_once() -> None:
     assert graph.nodes[0].call.values == "uniform"
 
 
+def test_weights_that_are_tied_by_their_data_count_once() -> None:
+    module = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 10, bias=False))
+    module[1].weight.data = module[0].weight.data
+    graph = xsp.graph.of(module, torch.zeros(2, 3, dtype=torch.long))
+    assert graph.settings["rung"] == "moved to meta"
+    assert (graph.parameters, graph.measures()["weight_bytes"]) == (60, 240)
+
+
+def test_a_module_that_keeps_its_last_output_is_captured() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            self.last = self.linear(x)
+            return self.last
+
+    module = Keeps()
+    last = module(torch.ones(2, 4))
+    assert [each.call.op for each in of(module, 2, 4).nodes] == ["aten::linear"]
+    assert module.last is last
+    assert last.requires_grad
+
+
 def test_a_training_step_has_phases_gradients_and_modules_in_backward() -> None:
     graph = of(nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.ReLU(), nn.Linear(4, 2)), 3, 4, train=True)
     by_phase = {phase: [each for each in graph.nodes if each.phase is phase] for phase in Phase}
@@ -202,10 +227,23 @@ def test_flops_are_those_of_the_shapes_and_unknown_ones_make_no_total() -> None:
         (lambda: nn.GRU(6, 5, bidirectional=True), (7, 2, 6), 2 * 2 * 7 * 2 * 3 * 5 * (6 + 5)),
         (lambda: nn.Conv2d(4, 8, 3, groups=2, dilation=2), (1, 4, 9, 9), 2 * 8 * 25 * 2 * 9),
         (lambda: nn.ConvTranspose2d(4, 8, 2), (1, 4, 3, 3), 2 * 4 * 9 * 8 * 4),
+        (lambda: nn.Conv2d(4, 8, 3), (4, 9, 9), 2 * 8 * 49 * 4 * 9),
+        (lambda: nn.Conv1d(4, 8, 3, padding="same"), (4, 9), 2 * 8 * 9 * 4 * 3),
     ],
 )
 def test_flops_of_layers(layer, shape, flops) -> None:
     assert of(layer(), *shape).measures()["flops"] == flops
+
+
+def test_what_an_operator_on_lists_changes_is_read_and_written() -> None:
+    class Scales(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            torch._foreach_mul_([y], 2.0)
+            return y
+
+    (node,) = [each for each in of(Scales(), 4).nodes if each.call.op == "aten::_foreach_mul_"]
+    assert work.bytes_of(node) == 2 * 16
 
 
 # --- by name ------------------------------------------------------------------------------------------
@@ -253,13 +291,16 @@ def test_what_is_wrong_with_a_users_file_is_said_once(tmp_path) -> None:
     )
     for name, says in {
         "buidl": "mine.py has no function 'buidl'; did you mean build?",
-        "build": "mine.py:build is to take the batch size: def build(batch_size)",
+        "build": "mine.py:build must take the batch size: def build(batch_size)",
         "typo": "'int' object has no attribute 'no_such' in mine.py, line 2",
         "raises": "ValueError: of mine in mine.py, line 3",
     }.items():
         with pytest.raises((GraphError, ModelError)) as caught:
             xsp.graph.of(f"{tmp_path / 'mine.py'}:{name}")
         assert str(caught.value).count(says) == 1
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(2)\n")
+    with pytest.raises(GraphError, match=r"SystemExit: 2 in script\.py, line 2"):
+        xsp.graph.of(f"{tmp_path / 'script.py'}:build")
 
 
 def test_options_that_would_do_nothing_are_refused(tmp_path) -> None:
@@ -267,8 +308,11 @@ def test_options_that_would_do_nothing_are_refused(tmp_path) -> None:
     assert graph.settings["batch"] is None  # nobody said which dimension it is
     graph.save(tmp_path / "kept.json")
     for what in (graph, tmp_path / "kept.json"):
-        with pytest.raises(UsageError, match="made already, which --batch, --input would not change"):
+        with pytest.raises(UsageError, match="a fixed step, which --batch, --input cannot change"):
             xsp.graph.of(what, batch=4, shape=(3,))
+    for batch in (0, -2):
+        with pytest.raises(UsageError, match=f"a batch of {batch} samples has no step"):
+            of(nn.Linear(3, 2), 5, 3, batch=batch)
 
 
 def test_a_function_of_a_users_file_that_does_a_step_is_captured(tmp_path) -> None:
@@ -303,6 +347,32 @@ def test_packed_weights_of_quantised_layers_are_weights_and_what_reads_them_has_
     found = first.measures()
     assert (found["parameters"], found["weight_bytes"]) == (32 * 64 + 64, 32 * 64 + 4 * 64)
     assert (found["bytes"], found["bytes_unknown"], found["flops"]) == (None, 1, None)
+
+
+def test_packed_weights_of_a_quantised_recurrence_are_weights() -> None:
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("this torch has no quantised layers")
+    plain = nn.Sequential(nn.LSTM(6, 5)).eval()
+    found = of(torch.ao.quantization.quantize_dynamic(plain, {nn.LSTM}, dtype=torch.qint8), 7, 2, 6).measures()
+    assert found["parameters"] == 4 * 5 * (6 + 5) + 2 * 4 * 5
+    assert (found["bytes"], found["flops"]) == (None, None)
+
+
+def test_sequences_of_different_lengths_in_one_tensor_are_a_hole(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def build(batch):\n"
+        "    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)\n"
+        "    padding = torch.arange(5, device='cpu').expand(batch, 5) > 2\n"
+        "    model = torch.nn.TransformerEncoder(layer, 2).eval()\n"
+        "    return model, (torch.randn(batch, 5, 8),), {'src_key_padding_mask': padding}\n"
+    )
+    graph = xsp.graph.of(f"{tmp_path / 'mine.py'}:build", batch=2)
+    nested = [node for node in graph.nodes if any(each.dtype == "float32:nested" for each in node.call.inputs)]
+    assert nested
+    assert (graph.measures()["flops"], graph.measures()["bytes"]) == (None, None)
+    graph.save(tmp_path / "kept.json")
+    assert xsp.graph.of(tmp_path / "kept.json").measures() == graph.measures()
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")

@@ -61,7 +61,7 @@ def test_what_is_there_is_not_made_again_and_a_line_that_was_cut_off_is(tmp_path
     [
         (["--all", "torchvision"], "give --out"),
         (["--all", "torchvisio", "--out", "x"], "did you mean torchvision"),
-        (["torchvision:resnet18", "--out", "x"], "--out goes with --all"),
+        (["torchvision:resnet18", "--out", "x"], "--out is for --all"),
         (["--all", "timm", "--out", "x", "--rewrite"], "--rewrite: not with --all"),
         (["--all", "timm", "--out", "x", "--sequence", "64"], "--sequence: not with --all"),
         ([], "give one SOURCE"),

@@ -71,7 +71,7 @@ def test_the_command_compares_draws_and_writes_a_section(tmp_path: Path, capsys:
     assert main(["graph", one, "--compare", str(tmp_path / "none.json")]) != 0
     capsys.readouterr()
     assert main(["graph", one, "--compare", "micro:path-3", "--by", "export"]) == 2  # it is of the first one alone
-    assert "--by would not change" in capsys.readouterr().err
+    assert "--by cannot change" in capsys.readouterr().err
 
 
 def test_a_drawing_has_each_call_and_edge_and_text_is_text(tmp_path: Path) -> None:

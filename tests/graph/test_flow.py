@@ -198,6 +198,25 @@ def test_of_a_table_whose_rows_are_summed_only_those_rows_are_read() -> None:
     assert moved(10) == 10 * 16 * 4 + others
 
 
+def test_of_a_tensor_that_is_changed_at_indices_only_the_selected_elements_move() -> None:
+    cache, rows, at = Tensor("float32", (1000, 16)), Tensor("float32", (5, 16)), Tensor("int64", (5,))
+
+    def moved(op: str, target: Tensor = cache, **given: object) -> int | None:
+        call = Call(f"aten::{op}", (("self", target), *given.items()), (target,))
+        return work.bytes_of(Node(call, keys.key(call), NodeKind.COMPUTE))
+
+    assert moved("index_put_", indices=(at,), values=rows, accumulate=False) == 40 + 2 * 320
+    assert moved("index_put_", indices=(at,), values=rows, accumulate=True) == 40 + 3 * 320
+    assert moved("index_put_", indices=(at,), values=Tensor("float32", ()), accumulate=False) == 40 + 4 + 320
+    columns = {"indices": (None, Tensor("int64", (3,))), "values": Tensor("float32", (1000, 3))}
+    assert moved("index_put_", **columns, accumulate=False) == 24 + 2 * 12_000
+    mask = {"indices": (Tensor("bool", (1000,)),), "values": rows}
+    assert moved("index_put_", **mask, accumulate=False) == 1000 + 2 * 320
+    assert moved("index_add_", dim=0, index=at, source=rows, alpha=1) == 40 + 3 * 320
+    assert moved("scatter_", dim=0, index=Tensor("int64", (5, 16)), src=rows) == 640 + 2 * 320
+    assert moved("copy_", target=rows, src=rows, non_blocking=False) == 2 * 320, "what is overwritten is not read"
+
+
 # --- files --------------------------------------------------------------------------------------------
 
 
@@ -213,7 +232,7 @@ def test_a_graph_of_order_alone_and_one_of_nothing_have_measures() -> None:
     [
         (lambda text: text[: len(text) // 2], "damaged"),
         (lambda text: text.replace('"xsp_graph":1', '"xsp_graph":99'), "newer xsp"),
-        (lambda text: text.replace('"xsp_graph":1', '"other":1'), "no graph of xsp's"),
+        (lambda text: text.replace('"xsp_graph":1', '"other":1'), "not a graph that xsp saved"),
         (lambda text: text.replace("aten::relu", "aten::gelu"), "the key of a call"),
         (lambda text: text.replace('[0,1,"data"]', '[1,0,"data"]'), "an edge from 1 to 0"),
         (lambda text: text.replace('"nodes":', '"knots":'), "damaged"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from depth import deep
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -98,14 +99,14 @@ def test_a_module_of_transformers_has_both_steps_too() -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "said"),
     [
-        ("transformers:t5", {"decode": 8}, "is an encoder-decoder"),
-        ("transformers:vit", {"prefill": 8}, "no causal language model"),
-        ("transformers:bert?num_hidden_layers=1", {"decode": 8}, "keeps no cache"),
+        deep("transformers:t5", {"decode": 8}, "is an encoder-decoder"),
+        ("transformers:vit", {"prefill": 8}, "not a causal language model"),
+        deep("transformers:bert?num_hidden_layers=1", {"decode": 8}, "keeps no cache"),
         (GPT2, {"decode": 1025}, "takes up to 1,024 tokens"),
         (GPT2, {"decode": 1}, "no token before it"),
-        (GPT2, {"decode": 8, "prefill": 8}, "give one of both"),
+        (GPT2, {"decode": 8, "prefill": 8}, "give one of them"),
         (GPT2, {"decode": 8, "train": True}, "omit --train"),
-        ("torchvision:resnet18", {"decode": 8}, "language models of transformers"),
+        deep("torchvision:resnet18", {"decode": 8}, "language models of transformers"),
     ],
 )
 def test_what_has_no_such_step_is_refused_in_one_line(spec, options, said) -> None:
@@ -118,7 +119,7 @@ def test_what_has_no_such_step_is_refused_in_one_line(spec, options, said) -> No
 
 def test_a_transformers_whose_caches_lack_tokens_is_refused(monkeypatch) -> None:
     monkeypatch.setattr("xsp.causal._version", lambda: "4.57.1")
-    with pytest.raises(ModelError, match=r"--decode and --prefill take transformers 5\.5 or later, not 4\.57\.1"):
+    with pytest.raises(ModelError, match=r"--decode and --prefill need transformers 5\.5 or later, not 4\.57\.1"):
         xsp.graph.of(GPT2, decode=4)
 
 

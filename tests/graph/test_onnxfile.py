@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from depth import deep
 
 onnx = pytest.importorskip("onnx")
 
@@ -19,8 +20,9 @@ helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 PUBLISHED = [
-    ("bvlc_alexnet", 24, 21), ("densenet121", 910, 421), ("inception_v1", 144, 109), ("inception_v2", 509, 154),
-    ("resnet50", 176, 57), ("shufflenet", 203, 53), ("squeezenet", 66, 38), ("vgg19", 46, 26), ("zfnet512", 22, 19),
+    deep("bvlc_alexnet", 24, 21), deep("densenet121", 910, 421), deep("inception_v1", 144, 109),
+    deep("inception_v2", 509, 154), ("resnet50", 176, 57), deep("shufflenet", 203, 53), ("squeezenet", 66, 38),
+    deep("vgg19", 46, 26), ("zfnet512", 22, 19),
 ]  # fmt: skip
 
 
@@ -120,7 +122,7 @@ def test_what_a_graph_inside_a_node_reads_is_known_and_what_it_does_is_a_hole(tm
     found = graph.measures()
     assert (found["edges"], found["longest_path"], found["parameters"]) == (1, 2, 4 * 3 * 9 + 4 * 4 * 9)
     assert (found["flops_unknown"], found["bytes"], found["bytes_unknown"]) == (1, None, 1)
-    assert [each.reason for each in graph.problems] == ["not looked into: If either"]
+    assert [each.reason for each in graph.problems] == ["not analysed: If either"]
 
 
 def test_a_dimension_with_a_name_is_a_hole(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_a_dimension_with_a_name_has_the_number_that_is_given(tmp_path: Path) ->
     path = named(tmp_path / "m.onnx")
     hole = xsp.graph.of(path)
     assert hole.measures()["flops"] is None
-    assert any("--size tokens=N gives it one" in each.reason for each in hole.problems)
+    assert any("set it with --size tokens=N" in each.reason for each in hole.problems)
     for sizes, batch, rows in (({"tokens": 5}, None, 5), ({"tokens": 5, "n": 3}, None, 15), ({"tokens": 5}, 2, 10)):
         graph = xsp.graph.of(path, sizes=sizes, batch=batch)
         assert graph.measures()["flops"] == 2 * rows * 16 * 8
@@ -203,11 +205,11 @@ def test_a_value_that_would_be_large_is_not_computed(tmp_path: Path) -> None:
 
 def test_a_size_for_a_name_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     path = named(tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match="'sequence'; names there are: n, tokens"):
+    with pytest.raises(GraphError, match="'sequence'; its names are: n, tokens"):
         xsp.graph.of(path, sizes={"sequence": 5})
     with pytest.raises(GraphError, match="cannot be -1"):
         xsp.graph.of(path, sizes={"tokens": -1})
-    with pytest.raises(UsageError, match="no dimensions with names"):
+    with pytest.raises(UsageError, match="no named dimensions"):
         xsp.graph.of("torchvision:resnet18", sizes={"tokens": 5})
 
 
@@ -231,9 +233,9 @@ def test_functions_are_in_place_of_their_calls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "no ONNX model"),
-        (b"\x08\x09garbage", "damaged|no ONNX"),
-        (b"not a model at all", "damaged|no ONNX"),
+        (b"", "not an ONNX model"),
+        (b"\x08\x09garbage", "damaged|not an ONNX"),
+        (b"not a model at all", "damaged|not an ONNX"),
     ],
 )
 def test_what_is_no_model_is_refused_in_one_line(tmp_path: Path, content: bytes, says: str) -> None:
@@ -253,7 +255,7 @@ def test_a_file_that_breaks_off_anywhere_gives_one_error_or_a_graph(tmp_path: Pa
 
 
 def test_a_node_that_reads_what_nobody_made_is_damage(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="reads c, which nobody made"):
+    with pytest.raises(GraphError, match="reads c, which no node makes"):
         xsp.graph.of(saved(tmp_path / "m.onnx", [RELU, CONV]))
 
 
@@ -356,7 +358,7 @@ def test_a_batch_that_the_file_fixes_is_asked_for_if_no_other_was_given(tmp_path
 
 def test_two_numbers_for_one_dimension_and_numbers_beyond_a_file_are_refused(tmp_path: Path) -> None:
     path = named(tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match="--batch 2 and --size n=3 are of one dimension"):
+    with pytest.raises(GraphError, match="--batch 2 and --size n=3 set one dimension"):
         xsp.graph.of(path, batch=2, sizes={"n": 3})
     assert xsp.graph.of(path, batch=3, sizes={"n": 3, "tokens": 5}).settings["batch"] == 3
     with pytest.raises(GraphError, match="dimension tokens cannot be 1000"):
@@ -374,3 +376,18 @@ def test_of_a_tensor_that_is_sliced_only_the_slice_is_read(tmp_path: Path) -> No
     graph = helper.make_graph([node], "g", given, made, [*ends, axis])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
     assert xsp.graph.of(tmp_path / "m.onnx").measures()["bytes"] == 2 * 8 * 4 + 3 * 8
+
+
+def test_matrices_of_quantised_layers_are_weights_and_zero_points_are_none(tmp_path: Path) -> None:
+    held = {"w": numpy.zeros((16, 8), numpy.int8), "s": numpy.ones(8, numpy.float32), "z": numpy.zeros(8, numpy.int8)}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=1),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    given = [helper.make_tensor_value_info("x", FLOAT, [2, 16])]
+    made = [helper.make_tensor_value_info("y", FLOAT, None)]
+    constants = [onnx.numpy_helper.from_array(each, name) for name, each in held.items()]
+    graph = helper.make_graph(nodes, "g", given, made, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    found = xsp.graph.of(tmp_path / "m.onnx")
+    assert (found.parameters, found.measures()["weight_bytes"]) == (16 * 8 + 8, 16 * 8 + 8 * 4)

@@ -98,10 +98,10 @@ def test_what_is_missing_damaged_or_failed_is_a_named_hole(tmp_path: Path) -> No
 
 
 def test_a_folder_without_models_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="no corpus; make one"):
+    with pytest.raises(GraphError, match="not a corpus; make one"):
         sharing.read(tmp_path)
     (tmp_path / corpus.FILE).write_text("{}\nnull\n[1]\n")
-    with pytest.raises(GraphError, match="names no model"):
+    with pytest.raises(GraphError, match="lists no models"):
         sharing.read(tmp_path)
     with pytest.raises(UsageError, match="did you mean a:small"):
         sharing.read(written(tmp_path, MODELS), ["a:smal"])
@@ -114,7 +114,7 @@ def test_the_command_shows_groups_and_a_grid_or_pairs_in_80_columns(tmp_path: Pa
     assert main(["graph", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= max(80, len(str(tmp_path)))
-    assert ("Jaccard index of different layers" in shown) == (count <= corpustext.MOST_IN_GRID)
+    assert ("Jaccard index of distinct layers" in shown) == (count <= corpustext.MOST_IN_GRID)
     assert main(["graph", str(tmp_path), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["models"] == count
@@ -134,14 +134,14 @@ def test_the_command_takes_some_of_the_models(tmp_path: Path, capsys) -> None:
     ("typed", "says"),
     [
         (["--only", "c:*"], "no model of"),
-        (["--batch", "8"], "a folder has its graphs already"),
-        (["--save", "x.json"], "a folder has its graphs already"),
+        (["--batch", "8"], "not for a folder of graphs"),
+        (["--save", "x.json"], "not for a folder of graphs"),
         (["--rewrite"], "--rewrite: for one model"),
         (["--sequence", "64"], "--sequence: for one model"),
         (["--by", "export"], "--by: for one model"),
         (["--decode", "8"], "--decode: for one model"),
         (["--size", "n=8"], "--size: for one model"),
-        (["--out", "x"], "--out goes with --all"),
+        (["--out", "x"], "--out is for --all"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path: Path, typed: list[str], says: str, capsys) -> None:

@@ -118,20 +118,20 @@ def test_without_ids_nothing_is_matched_and_that_is_said(con: duckdb.DuckDBPyCon
 
 
 def test_a_file_of_another_trace_is_refused(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="recorded beside another one"):
+    with pytest.raises(TraceError, match="recorded with another trace"):
         enrich(con, tmp_path, [op("aten::mm", 10, 7)], [old(7, "aten::add")])
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b'{"schema": "1.0.1", "nodes": [{"rf_id": 1},', "ends in the middle"),
+        (b'{"schema": "1.0.1", "nodes": [{"rf_id": 1},', "is truncated"),
         (b'{"schema": "1.0.1", "nodes": [{"rf_id": oops}]}', "character 40: invalid JSON"),
         (b'{"rf_id": 1, "nodes": 5}', "without an array 'nodes'"),
-        (b'{"nodes": [' + b"[" * 200_000, "nested too deeply|ends in the middle|invalid JSON"),
-        (gzip.compress(b'{"nodes": [' + b'{"rf_id": 1}, ' * 9000)[:-20], "compressed file ends in the middle"),
+        (b'{"nodes": [' + b"[" * 200_000, "nested too deeply|is truncated|invalid JSON"),
+        (gzip.compress(b'{"nodes": [' + b'{"rf_id": 1}, ' * 9000)[:-20], "compressed file is truncated"),
         (b'{"nodes": ["' + b"a" * (1 << 25) + b'"]}', "more than 16 MiB"),
-        (b'{"nodes": ["\xff"]}', "no UTF-8"),
+        (b'{"nodes": ["\xff"]}', "not UTF-8"),
     ],
     ids=["cut", "invalid", "no array", "nested", "cut gzip", "huge", "no text"],
 )

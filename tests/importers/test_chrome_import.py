@@ -80,6 +80,20 @@ def test_asynchronous_spans_lie_on_no_thread(con: duckdb.DuckDBPyConnection, tmp
     assert sum(seen.losses.skipped.values()) == 2
 
 
+def test_an_end_without_its_begin_moves_no_other_asynchronous_span(
+    con: duckdb.DuckDBPyConnection, tmp_path: Path
+) -> None:
+    rows = (("e", 1), ("b", 2), ("e", 5), ("b", 8), ("e", 9))
+    seen = read(con, tmp_path, [event(phase, at, id="7") for phase, at in rows])
+    assert spans(con) == [("a", 2000, 3000, "ok"), ("a", 8000, 1000, "ok")]
+    assert seen.losses.skipped == {"asynchronous spans without an end, a begin or an id": 1}
+
+
+def test_asynchronous_spans_of_one_id_nest(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    read(con, tmp_path, [event(phase, at, id="7") for phase, at in (("b", 1), ("b", 2), ("e", 3), ("e", 9))])
+    assert spans(con) == [("a", 1000, 8000, "ok"), ("a", 2000, 1000, "ok")]
+
+
 def test_counters_instants_and_times_that_are_none_are_counted(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     rows = [
         event("C", 1),

@@ -200,8 +200,8 @@ def test_a_file_that_only_adds_to_another_is_no_trace(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (Plain, "has none of fill, read, enrich; an importer has one of them"),
-        (Both, "has fill and read of fill, read, enrich; an importer has one of them"),
+        (Plain, "has none of fill, read, enrich; an importer has one of these"),
+        (Both, "has fill and read of fill, read, enrich; an importer has one of these"),
         (Nameless, "has no name"),
         (int, "has no name, recognises"),
     ],

@@ -209,7 +209,7 @@ def server() -> Iterator[str]:
     ("path", "expected"),
     [
         ("page", "answers with a page, not with a trace"),
-        ("cut", "no JSON, or cut off"),
+        ("cut", "not JSON, or cut off"),
         ("other", "it has neither result nor data"),
         ("wrong", r"Jaeger answers with an error: no \[31m storage"),
         ("busy", "answers with 503"),
@@ -226,7 +226,7 @@ def test_an_answer_that_is_no_trace(server: str, path: str, expected: str) -> No
 
 def test_a_linked_trace_that_cannot_be_had_is_a_loss(server: str) -> None:
     notes = [note["text"] for note in xsp.load(f"http://{server}/linked/trace/{TRACE}").run["notes"]]
-    expected = f"{TRACE}: linked trace {'ab' * 16}: no trace of Jaeger's: it has neither result nor data"
+    expected = f"{TRACE}: linked trace {'ab' * 16}: not a Jaeger trace: it has neither result nor data"
     assert [note for note in notes if "linked" in note] == [expected]
 
 
@@ -251,3 +251,31 @@ def test_an_answer_that_is_too_large_is_given_up(server: str, monkeypatch: pytes
     monkeypatch.setattr(jaeger, "LARGEST", 4)
     with pytest.raises(TraceError, match="more than"):
         xsp.load(f"http://{server}/page/trace/{TRACE}")
+
+
+def test_a_span_that_only_follows_another_one_has_it_as_its_parent(tmp_path: Path) -> None:
+    first, second, third = "b7ad6b7169203331", "cd" * 8, "ef" * 8
+    follows = {"refType": "FOLLOWS_FROM", "traceID": TRACE, "spanID": first}
+    document = downloaded()
+    document["data"] += downloaded(spanID=second, references=[follows])["data"]
+    child_of = {"refType": "CHILD_OF", "traceID": TRACE, "spanID": second}
+    document["data"] += downloaded(spanID=third, references=[follows, child_of])["data"]
+    file = tmp_path / "shop.json"
+    file.write_text(json.dumps(document))
+    found = xsp.load(file).sql("SELECT span_id, parent_id FROM spans").fetchall()
+    assert dict(found) == {first: None, second: first, third: second}
+
+
+def test_tags_of_any_value_are_read_and_logs_are_counted(tmp_path: Path) -> None:
+    tags = [
+        {"key": "n", "type": "float64", "value": 10**400},
+        {"key": "m", "type": "float64", "value": 2},
+        {"key": "error", "type": "string", "value": "true"},
+    ]
+    file = tmp_path / "shop.json"
+    file.write_text(json.dumps(downloaded(tags=tags, logs=[{"timestamp": 1, "fields": []}] * 2)))
+    trace = xsp.load(file)
+    ((status, attributes),) = trace.sql("SELECT status, attributes FROM spans").fetchall()
+    assert status == "error:unknown"
+    assert json.loads(attributes) == {"n": None, "m": 2.0, "service.name": "shop"}
+    assert trace.run["imported"]["sources"][0]["changed"] == {"events of spans left out": 2}

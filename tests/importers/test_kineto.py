@@ -118,7 +118,7 @@ def test_without_modules_the_users_blocks_are_the_layers(tmp_path: Path) -> None
     )
     query = "SELECT s.grade, layer.name FROM spans s JOIN spans layer ON layer.span_id = s.layer_id WHERE s.level = 70"
     assert told(trace, query) == [("inferred", "encoder")]
-    assert any("1 named blocks stand for layers" in note["text"] for note in trace.run["notes"])
+    assert any("1 named blocks count as layers" in note["text"] for note in trace.run["notes"])
     assert told(trace, "SELECT name, level FROM spans WHERE kind = 'step'") == [("window", 20)]
 
 
@@ -178,7 +178,7 @@ def test_what_is_not_kept_is_counted(tmp_path: Path) -> None:
         "frames of Python that are no module": 1,
         "category 'unheard_of'": 1,
         "without a time, or with a negative one (the first is event 1)": 2,
-        "device work that stood there twice": 1,
+        "device work that was recorded twice": 1,
     }
 
 
@@ -209,9 +209,9 @@ def test_files_of_ranks_become_a_job(tmp_path: Path) -> None:
         (b"[]", "holds no operator, call or kernel"),
         (b'{"schemaVersion": 1, "traceEvents": []}', "holds no operator, call or kernel"),
         (b'{"schemaVersion": 1, "traceEvents": [{"ph": "X" "ts": 1}]}', "Malformed JSON"),
-        (b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "ts": 17', "ends in the middle"),
+        (b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "ts": 17', "is truncated"),
         (b'{"schemaVersion": 1, "deviceProperties": []}', "holds no array `traceEvents`"),
-        (gzip.compress(b'{"schemaVersion": 1, "traceEvents": []}' * 999)[:60], "compressed file ends in the middle"),
+        (gzip.compress(b'{"schemaVersion": 1, "traceEvents": []}' * 999)[:60], "compressed file is truncated"),
     ],
 )
 def test_what_is_broken_is_one_error_with_the_file(tmp_path: Path, content: bytes, says: str) -> None:

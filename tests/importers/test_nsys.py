@@ -221,6 +221,18 @@ def test_named_blocks_are_layers_unless_modules_are_around_them(con: duckdb.Duck
     }
 
 
+def test_a_dotted_range_around_steps_is_no_module(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    rows = [nvtx(0, 100, "train.epoch"), nvtx(1, 40, "step 1"), nvtx(2, 30, "loss"), nvtx(41, 90, "step 2")]
+    free = nvtx(0, 95, "cudf.read", eventType=60)
+    assert ranges(con, tmp_path / "a.sqlite", *rows, free) == {
+        (10, "user", "train.epoch"),
+        (10, "user", "cudf.read"),
+        (20, "step", "step 1"),
+        (20, "step", "step 2"),
+        (30, "user", "loss"),
+    }
+
+
 def test_modules_of_hooks_give_their_names(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     rows = [
         nvtx(1, 2, "nn.Module: Conv2d_3"),
@@ -331,7 +343,7 @@ def test_a_temporary_folder_without_room_is_one_clear_error(
 def test_an_sqlite_file_of_another_program_is_refused(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as db:
         db.execute("CREATE TABLE shopping (item TEXT)")
-    with pytest.raises(TraceError, match="not of Nsight Systems"):
+    with pytest.raises(TraceError, match="not from Nsight Systems"):
         read(con, tmp_path / "a.sqlite")
 
 

@@ -232,6 +232,7 @@ def test_nothing_is_left_of_an_import_that_failed(lines: Path, tmp_path: Path) -
         ({"end_time_unix_nano": 5}, "it ends before it starts"),
         ({"start_time_unix_nano": 0}, "its times are missing or not valid"),
         ({"end_time_unix_nano": 2**63}, "its times are missing or not valid"),
+        ({"start_time_unix_nano": 2**62, "end_time_unix_nano": 2**62 + 5}, "its times are missing or not valid"),
     ],
 )
 @pytest.mark.parametrize("form", ["json", "proto"])
@@ -252,7 +253,7 @@ def test_a_bad_span_is_counted(tmp_path: Path, fields: dict[str, Any], reason: s
         ("xsp.step", "two", "xsp.step is not of the type INTEGER"),
         ("xsp.step", 2**40, "xsp.step is not of the type INTEGER"),
         ("xsp.step", -1, "xsp.step is below 0"),
-        ("xsp.level", "attic", "its level is none"),
+        ("xsp.level", "attic", "its level is not a level of xsp"),
         ("xsp.timed", 1, "xsp.timed is not of the type BOOLEAN"),
     ],
 )
@@ -277,7 +278,7 @@ def test_what_a_file_says_of_its_run_is_not_trusted(tmp_path: Path) -> None:
     assert "parts" not in trace.run
     changed = trace.run["imported"]["sources"][0]["changed"]
     assert sorted(changed) == [
-        f"field {name} of a run left out: it has another type than xsp's" for name in ("costs", "finished", "notes")
+        f"field {name} of a run left out: it does not have xsp's type" for name in ("costs", "finished", "notes")
     ]
     assert health(trace)
 
@@ -298,14 +299,14 @@ def test_a_protobuf_file_that_is_cut_says_where(run: Path, tmp_path: Path, most:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"resourceSpans": 5}', "resourceSpans is no list"),
-        ('{"resourceSpans": [5]}', "an item of resourceSpans is no JSON object"),
-        ('{"resourceSpans": [{"scopeSpans": [{"spans": 1}]}]}', "spans is no list"),
-        ('{"resourceSpans": []}\n{"resourceSpans": [{"sco', r"line 2: no JSON, or cut off"),
-        ('{"resourceSpans": []}\n[]', "line 2: the document is no JSON object"),
+        ('{"resourceSpans": 5}', "resourceSpans is not a list"),
+        ('{"resourceSpans": [5]}', "an item of resourceSpans is not a JSON object"),
+        ('{"resourceSpans": [{"scopeSpans": [{"spans": 1}]}]}', "spans is not a list"),
+        ('{"resourceSpans": []}\n{"resourceSpans": [{"sco', r"line 2: not JSON, or cut off"),
+        ('{"resourceSpans": []}\n[]', "line 2: the document is not a JSON object"),
         ('{"resourceSpans": []}', "no span in it"),
         ('{"resourceMetrics": []}', "messages of metrics, logs or profiles"),
-        ('{"resourceSpans": ' + "[" * 5000, "no JSON|cannot be read"),
+        ('{"resourceSpans": ' + "[" * 5000, "not JSON|cannot be read"),
     ],
 )
 def test_a_broken_structure_is_an_error_with_its_place(tmp_path: Path, content: str, expected: str) -> None:
@@ -319,7 +320,7 @@ def test_a_broken_structure_is_an_error_with_its_place(tmp_path: Path, content: 
 def test_what_is_compressed_badly_says_so(tmp_path: Path, lines: Path) -> None:
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(lines.read_bytes())[:-200])
-    with pytest.raises(TraceError, match="the compressed file ends in the middle"):
+    with pytest.raises(TraceError, match="the compressed file is truncated"):
         xsp.load(cut)
     zstd = tmp_path / "t.zst"
     zstd.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
@@ -367,3 +368,42 @@ def test_a_temporary_folder_without_room_is_one_clear_error(
     monkeypatch.setattr(module, name, full)
     with pytest.raises(OutputError, match=r"needs more room than .*No space left on device"):
         xsp.load(path)
+
+
+@pytest.mark.parametrize(
+    ("mark", "form"), [(b"PK\x03\x04", "zip"), (b"BZh9", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd")]
+)
+def test_a_file_that_is_compressed_in_another_way_says_how(tmp_path: Path, mark: bytes, form: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(mark + bytes(20))
+    with pytest.raises(TraceError, match=rf"trace\.json: compressed with {form}, which is not read; decompress it"):
+        xsp.load(path)
+
+
+@pytest.mark.parametrize("form", ["json", "proto"])
+def test_a_parent_of_zeros_is_that_of_a_root(tmp_path: Path, form: str) -> None:
+    path, body = tmp_path / "t", request(parent_span_id=bytes(8)).SerializeToString()
+    path.write_bytes(body if form == "proto" else as_json(body).encode())
+    assert xsp.load(path).sql("SELECT kind, parent_id FROM spans").fetchall() == [("step", None)]
+
+
+@pytest.mark.parametrize("form", ["json", "proto"])
+def test_a_type_of_error_that_is_a_number_is_read_and_events_are_counted(tmp_path: Path, form: str) -> None:
+    message = request()
+    span = spans_of(message)[0]
+    span.status.code = 2
+    span.attributes.add(key="error.type").value.int_value = 500
+    span.events.add(name="exception")
+    path, body = tmp_path / "t", message.SerializeToString()
+    path.write_bytes(body if form == "proto" else as_json(body).encode())
+    trace = xsp.load(path)
+    assert trace.sql("SELECT status FROM spans").fetchall() == [("error:500",)]
+    assert trace.run["imported"]["sources"][0]["changed"] == {"events of spans left out": 1}
+
+
+def test_groups_of_spans_are_read_under_their_former_name_too(tmp_path: Path) -> None:
+    span = {"traceId": "ab" * 16, "spanId": "cd" * 8, "name": "s", "startTimeUnixNano": 5, "endTimeUnixNano": 9}
+    group = {"instrumentationLibrary": {"name": "old"}, "spans": [span]}
+    path = tmp_path / "t"
+    path.write_text(json.dumps({"resourceSpans": [{"instrumentationLibrarySpans": [group]}]}))
+    assert xsp.load(path).sql("SELECT name, collector FROM spans").fetchall() == [("s", "old")]

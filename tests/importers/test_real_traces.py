@@ -21,8 +21,11 @@ from xsp.store.trace import Trace
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "traces"
 FILES = sorted(each for each in FOLDER.rglob("*") if each.name.endswith((".json", ".json.gz", ".sqlite")))
-SMALL = {".gz": 1_000_000, ".json": 10_000_000, ".sqlite": 2_500_000}
+SMALL = {".gz": 500_000, ".json": 10_000_000, ".sqlite": 2_500_000}
 """Bytes of the files that `make test` reads; `make test-all` reads the larger ones too."""
+
+FEW = {".gz": 100_000, ".json": 1_000_000, ".sqlite": 2_500_000}
+"""Bytes of the files of which `make test` asks each analysis."""
 
 pytestmark = pytest.mark.skipif(not FILES, reason="no traces of GPUs lie in ../shared/traces")
 
@@ -51,13 +54,13 @@ def loaded(path: Path) -> Both:
     return Both(plain, xsp.load(path))
 
 
-def large(path: Path) -> bool:
-    return path.stat().st_size > SMALL[path.suffix]
+def large(path: Path, most: dict[str, int] = SMALL) -> bool:
+    return path.stat().st_size > most[path.suffix]
 
 
-def marked(path: Path) -> Any:
+def marked(path: Path, most: dict[str, int] = SMALL) -> Any:
     """Return a file as a parameter, marked as slow if it is large."""
-    marks = [pytest.mark.slow] if large(path) else []
+    marks = [pytest.mark.slow] if large(path, most) else []
     return pytest.param(path, marks=marks, id=path.name.partition(".")[0])
 
 
@@ -269,6 +272,7 @@ def test_device_work_hangs_where_its_launch_hangs(both: Both) -> None:
 # --- analyses and privacy ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("both", [marked(path, FEW) for path in FILES], indirect=True)
 @pytest.mark.parametrize("name", xsp.analyses.ANALYSES)
 def test_an_analysis_answers_or_says_why_not(both: Both, name: str) -> None:
     try:

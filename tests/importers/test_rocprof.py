@@ -135,8 +135,8 @@ def test_what_is_known_of_the_device_and_of_the_launch_comes_along(trace: Trace)
 @pytest.mark.parametrize(
     ("text", "said"),
     [('{"rocprofiler-sdk-tool": [', "JSON|Expecting"),
-     ('{"rocprofiler-sdk-tool": [{"agents": 3}]}', "rocprofv3 writes"),
-     ('{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [{}]}}]}', "rocprofv3 writes")],
+     ('{"rocprofiler-sdk-tool": [{"agents": 3}]}', "not in rocprofv3's form"),
+     ('{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [{}]}}]}', "not in rocprofv3's form")],
 )  # fmt: skip
 def test_damaged_json_is_one_clear_error(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
@@ -162,3 +162,10 @@ def test_json_whose_gzip_is_damaged_is_one_clear_error(tmp_path: Path) -> None:
     path.write_bytes(packed)
     with pytest.raises(TraceError, match="damaged gzip"):
         xsp.load(str(path))
+
+
+def test_kernels_of_a_gpu_that_is_not_listed_are_counted(tmp_path: Path) -> None:
+    path = document(tmp_path / "results.json")
+    path.write_text(path.read_text().replace('"agent_id": {"handle": 900}', '"agent_id": {"handle": 901}', 1))
+    (source,) = xsp.load(str(path)).run["imported"]["sources"]
+    assert source["changed"] == {"kernels of an unknown GPU, taken as those of device 0": 1}

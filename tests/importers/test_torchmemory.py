@@ -77,7 +77,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_nothing_is_run(place: 
     mark, path = tmp_path / "ran", tmp_path / "memory.pickle"
     harmful: Any = Harmful(mark)
     path.write_bytes(pickle.dumps(harmful if place == "alone" else {**snapshot(), "device_traces": [[harmful]]}))
-    with pytest.raises(TraceError, match="nothing of it was run: it names"):
+    with pytest.raises(TraceError, match="nothing in it was run: it names"):
         xsp.load(str(path))
     assert not mark.exists()
 
@@ -98,12 +98,12 @@ def test_values_that_are_enormous_when_written_out_are_not_written_out(tmp_path:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (pickle.dumps({"weights": [1]}), "no snapshot of memory"),
-        (pickle.dumps(snapshot())[:-40], "nothing of it was run"),
-        (pickle.dumps({"device_traces": [[{"action": "alloc"}]], "segments": []}), "not as PyTorch writes it"),
+        (pickle.dumps({"weights": [1]}), "not a memory snapshot"),
+        (pickle.dumps(snapshot())[:-40], "nothing in it was run"),
+        (pickle.dumps({"device_traces": [[{"action": "alloc"}]], "segments": []}), "is not in PyTorch's form"),
         (pickle.dumps({"device_traces": [[], []], "segments": []}), "_record_memory_history"),
         (b"[[1, 2], [[3", "delimiter|Expecting"),
-        (b"[[1, 2, 3]]", "not as PyTorch writes it"),
+        (b"[[1, 2, 3]]", "is not in PyTorch's form"),
     ],
     ids=["another pickle", "cut off", "no sizes", "without a history", "cut JSON", "another array"],
 )
@@ -144,3 +144,10 @@ def test_a_raw_timeline_counts_what_was_there_before(tmp_path: Path) -> None:
     path = tmp_path / "timeline.raw.json"
     path.write_text(json.dumps([[-1, 0, 3 * MIB, 0], [10_000, 1, MIB, 4], [12_000, 3, -MIB, 4]]))
     assert [row[2:4] for row in rows(xsp.load(str(path)))] == [(4.0, 3.0)]
+
+
+def test_changes_at_impossible_times_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.raw.json"
+    path.write_text(json.dumps([[10_000, 1, MIB, 4], [2**62, 1, MIB, 4]]))
+    (source,) = xsp.load(str(path)).run["imported"]["sources"]
+    assert source["skipped"] == {"a time before the epoch or in the far future": 1}

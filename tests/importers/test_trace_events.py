@@ -127,5 +127,5 @@ def test_a_small_disk_is_enough_for_a_small_file(
         traceevents.read(con, str(path), traceevents.Events())
         assert con.execute("SELECT count(*) FROM events").fetchall() == [(99,)]
         return
-    with pytest.raises(TraceError, match="more than the disk holds"):
+    with pytest.raises(TraceError, match="more than the disk has room for"):
         traceevents.read(con, str(path), traceevents.Events())

@@ -18,6 +18,7 @@ pytest.importorskip("opentelemetry.sdk")
 
 import services
 import torch
+from depth import deep
 from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -124,7 +125,9 @@ def test_a_batch_processor_with_a_short_queue_drops_nothing() -> None:
 # --- which requests ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("trace_id", "sampled"), [(HALF - 1, 1), (HALF, 0), (5 << 64 | 7, 1), (5 << 64 | HALF, 0)])
+@pytest.mark.parametrize(
+    ("trace_id", "sampled"), [(HALF - 1, 1), (HALF, 0), deep(5 << 64 | 7, 1), deep(5 << 64 | HALF, 0)]
+)
 def test_a_request_is_chosen_by_its_trace_id(service: Service, trace_id: int, sampled: int) -> None:
     net = model()
     with xsp.instrument(net, sample=0.5, provider=service.provider) as traced:
@@ -319,7 +322,7 @@ def test_a_second_process_that_was_killed_costs_one_call_and_is_started_again(
                 correlator = traced._process.calls._handover._correlator
                 assert correlator is not None
                 os.kill(correlator.process, signal.SIGKILL)
-        reason = "the process that correlates is gone; it starts again with the next call"
+        reason = "the process that correlates has ended; the next call starts it again"
         assert traced.counts.lost == {reason: 1}
     assert service.shown().count("shop.layer 0") == 2
     assert reason in caplog.text
@@ -336,7 +339,7 @@ def test_a_receiver_that_is_not_there_costs_its_spans_and_not_the_time_of_closin
     traced.close(timeout=0.5)
     assert traced.counts.lost == {"not delivered when the handle was closed": 3}
     assert service.levels() == {"shop": 6}
-    assert "of 3 sampled calls these miss spans" in caplog.text
+    assert "of 3 sampled calls, these lack spans" in caplog.text
 
 
 def test_a_collector_that_fails_is_left_out_and_the_request_does_not_notice(service: Service) -> None:
@@ -368,7 +371,7 @@ def test_without_a_provider_it_says_what_to_do() -> None:
         ({"sample": 1.5}, "between 0 and 1"),
         ({"sample": "all"}, "between 0 and 1"),
         ({"levels": "M/X"}, "levels 'M/X'"),
-        ({"otlp": "http://"}, "no endpoint"),
+        ({"otlp": "http://"}, "not an endpoint"),
         ({"otlp": "spans.jsonl"}, "sends to a receiver"),
     ],
 )
@@ -378,7 +381,7 @@ def test_settings_that_make_no_sense_are_refused(service: Service, wrong: dict[s
 
 
 def test_what_is_no_module_is_refused(service: Service) -> None:
-    with pytest.raises(UsageError, match="function is none"):
+    with pytest.raises(UsageError, match="function is not one"):
         xsp.instrument(model, provider=service.provider)
 
 

@@ -10,9 +10,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from depth import deep
 
 import xsp
 from xsp.cli import __main__ as entry
+from xsp.cli import main
 from xsp.errors import UsageError
 from xsp.launch import program, ranks
 from xsp.launch import run as launched
@@ -53,11 +55,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def path() -> str:
+    """Return a PATH on which this Python comes first."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
 def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    path = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
-    return subprocess.run(
-        words, cwd=place, capture_output=True, text=True, env={**os.environ, **path}, timeout=120, check=False
-    )
+    environment = {**os.environ, "PATH": path()}
+    return subprocess.run(words, cwd=place, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     [
         "-m pkg.train -m --out mine",
         *(
-            pytest.param(words, marks=pytest.mark.slow)
+            deep(words)
             for words in (
                 "train.py --epochs 1",
                 "train.py -- -m x",
@@ -117,24 +122,20 @@ def test_what_the_package_of_a_module_raises_is_the_programs_own_error(place: Pa
     [
         ("missing.py", "cannot be read (no such file or directory); give the path of a Python file"),
         ("pkg.train", "for a module type `xsp run -m pkg.train`"),
-        ("-m missing.train", "No module named 'missing'; modules are looked for from "),
-        ("-m pkg.missing", "there is no module of this name"),
-        ("-m pkg", "a package without __main__.py; name a module in it"),
-        ("python python -O train.py", "python: another interpreter, python, follows it; name one of them"),
+        ("python python -O train.py", "python: another interpreter, python, follows; name one of them"),
         ("-m train.py", "this is a file; type `xsp run train.py`"),
-        ("pkg", "has no __main__.py"),
         ("notebook.ipynb", "jupyter nbconvert --to script notebook.ipynb"),
-        ("job.sh", "for /bin/bash, not Python; put `xsp run` before the Python in it"),
+        ("job.sh", "for /bin/bash, not Python; put `xsp run` before the Python command"),
         ("uv run train.py", "type `uv run xsp run train.py`"),
         ("poetry run python train.py --lr 1", "type `poetry run xsp run python train.py --lr 1`"),
         ("mpirun -n 2 python train.py", "type `mpirun -n 2 xsp run python train.py`"),
-        ("LR=1 python train.py", "variables stand before xsp: `LR=1 xsp run python train.py`"),
-        ("ls", "is no Python program"),
+        ("LR=1 python train.py", "put variables before xsp: `LR=1 xsp run python train.py`"),
+        ("ls", "is not a Python program"),
         ("python", "name the program"),
-        ("python -c pass", "python -c: there is no program in this"),
-        ("python -V", "python -V: there is no program in this"),
-        ("python -", "a program is not read from standard input; write it to a file"),
-        ("-", "a program is not read from standard input; write it to a file"),
+        ("python -c pass", "python -c: this names no program to profile"),
+        ("python -V", "python -V: this names no program to profile"),
+        ("python -", "xsp does not read a program from standard input; write it to a file"),
+        ("-", "xsp does not read a program from standard input; write it to a file"),
         ("/no/such/python train.py", "/no/such/python: there is no such interpreter"),
         ("python9.9 train.py", "python9.9 has no xsp; install it there, or type `xsp run train.py`"),
         ("accelerate config", "only `accelerate launch … train.py` runs a program"),
@@ -144,11 +145,42 @@ def test_what_the_package_of_a_module_raises_is_the_programs_own_error(place: Pa
         ),
     ],
 )
-def test_what_is_no_program_is_refused_in_one_line_that_says_what_to_type(place: Path, words: str, says: str) -> None:
+def test_what_is_no_program_is_refused_in_one_line_that_says_what_to_type(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, says: str
+) -> None:
+    def unexpected(*_: object) -> None:
+        raise AssertionError("it was taken for a program")
+
     if words.startswith("torchrun"):
         pytest.importorskip("torch")
     (place / "notebook.ipynb").write_text("{}")
     (place / "job.sh").write_text("#!/bin/bash\npython train.py\n")
+    for module, name in ((os, "execv"), (launched, "launch"), (ranks, "launch")):
+        monkeypatch.setattr(module, name, unexpected)
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("PATH", path())
+    try:
+        code = main(["run", "--out", "never", *words.split()])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    printed, said = capsys.readouterr()
+    assert (code, printed) == (2, "")
+    assert said.startswith("xsp: error: ")
+    assert len(said.splitlines()) == 1
+    assert says in said
+    assert not (place / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("-m missing.train", "No module named 'missing'; the search starts in "),
+        deep("-m pkg.missing", "there is no module of this name"),
+        deep("-m pkg", "a package without __main__.py; name a module in it"),
+        ("pkg", "has no __main__.py"),
+    ],
+)
+def test_what_python_finds_no_program_in_is_refused_in_one_line(place: Path, words: str, says: str) -> None:
     done = ran(place, sys.executable, "-m", "xsp.cli", "run", "--out", "never", *words.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("xsp: error: ")

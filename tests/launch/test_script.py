@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from depth import deep
 
 from xsp import plugins
 from xsp.cli import main
@@ -93,9 +94,9 @@ def test_static_and_class_methods_stay_what_they_are_when_their_calls_are_steps(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("{}:RATE", "RATE is no function"),
-        ("{}:Trainer", "Trainer is no function"),
-        ("{}:Trainer.size", "Trainer.size is no function"),
+        ("{}:RATE", "RATE is not a function"),
+        ("{}:Trainer", "Trainer is not a function"),
+        ("{}:Trainer.size", "Trainer.size is not a function"),
         ("{}:Trainer.none", "has no attribute 'none'"),
         ("{}:batches", "whose call returns before its work begins"),
         ("{}:waits", "whose call returns before its work begins"),
@@ -180,13 +181,13 @@ sys.exit(3)
 @pytest.mark.parametrize(
     ("around", "words"),
     [
-        ('exec "$@" 2>&-', ""),
-        ('exec "$@" >&-', ""),
+        deep('exec "$@" 2>&-', ""),
+        deep('exec "$@" >&-', ""),
         ('exec "$@" >/dev/full', ""),
         ('{ "$@"; echo $? >code; } | true; exit $(cat code)', ""),
-        ('exec "$@"', "close"),
+        deep('exec "$@"', "close"),
         ('exec "$@"', "remove"),
-        ('exec "$@"', "-q remove"),
+        deep('exec "$@"', "-q remove"),
     ],
 )
 def test_whatever_keeps_the_tables_from_being_printed_the_exit_code_is_the_programs(

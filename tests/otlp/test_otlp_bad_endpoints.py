@@ -20,6 +20,7 @@ pytest.importorskip("opentelemetry.proto")
 pytest.importorskip("grpc")
 
 import grpc
+from depth import deep
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
@@ -124,14 +125,14 @@ def test_nobody_listens(run: Path, scheme: str) -> None:
     assert "tried for 0.3 s" in said
 
 
-@pytest.mark.parametrize("address", ["http://localhost:{}", "http://[::1]:{}", "grpc://127.0.0.1:{}"])
+@pytest.mark.parametrize("address", ["http://localhost:{}", deep("http://[::1]:{}"), "grpc://127.0.0.1:{}"])
 def test_where_nothing_listens_on_this_machine_it_gives_up_soon_and_says_what_to_type(
     run: Path, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(run), "--to", address.format(free_ports(1)[0]), "-q"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "start a receiver, `xsp serve` for one, or say where it is: --to URL; tried for 1 s" in said
+    assert "start a receiver, such as `xsp serve`, or give its address with --to URL; tried for 1 s" in said
 
 
 def test_a_receiver_that_is_only_starting_is_waited_for_where_that_is_asked_for(run: Path) -> None:
@@ -150,13 +151,13 @@ def test_a_receiver_that_is_only_starting_is_waited_for_where_that_is_asked_for(
     assert counts.left == 0
 
 
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
+@pytest.mark.parametrize("scheme", ["http", deep("grpc")])
 def test_there_is_no_such_host(run: Path, scheme: str) -> None:
     assert "nowhere.invalid" in refused(run, f"{scheme}://nowhere.invalid:4318", patience_s=BRIEF_S)
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-@pytest.mark.parametrize("behave", [None, hangs, drips], ids=["never accepts", "never answers", "drips"])
+@pytest.mark.parametrize("behave", [deep(None), hangs, deep(drips)], ids=["never accepts", "never answers", "drips"])
 def test_it_hangs(run: Path, scheme: str, behave: Callable[[socket.socket], None] | None) -> None:
     with listening(behave) as place:
         begin = time.monotonic()
@@ -168,7 +169,7 @@ def test_it_hangs(run: Path, scheme: str, behave: Callable[[socket.socket], None
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0" * 1000, b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"],
+    [b"", deep(b"\0" * 1000), deep(b"SSH-2.0-OpenSSH_9.2\r\n"), b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"],
     ids=["closes", "zeros", "SSH", "cut off"],
 )
 def test_it_answers_with_garbage(run: Path, scheme: str, content: bytes) -> None:
@@ -212,7 +213,7 @@ def test_the_path_or_the_credentials_are_wrong(run: Path, code: int) -> None:
 
 def test_it_is_elsewhere(run: Path) -> None:
     with Receiver((302, {"Location": "http://elsewhere"}, b"")) as receiver:
-        assert "it is elsewhere; give the URL that it is at" in refused(run, receiver.url)
+        assert "it redirects; give the URL that it redirects to" in refused(run, receiver.url)
 
 
 def test_plain_http_and_tls_do_not_match(run: Path) -> None:
@@ -241,7 +242,7 @@ def test_a_certificate_that_nobody_vouches_for(run: Path, tmp_path: Path) -> Non
 # --- receivers that do not take it now --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [429, 502, 503, 504])
+@pytest.mark.parametrize("code", [429, deep(502), 503, deep(504)])
 def test_what_may_be_sent_again_is_sent_again(run: Path, code: int) -> None:
     with Receiver((code, {}, b""), (code, {"Retry-After": "0"}, b""), TAKEN) as receiver:
         counts = send(run, receiver.url)
@@ -351,7 +352,7 @@ def aborts(code: grpc.StatusCode, retry_s: float | None = None) -> Callable[[Any
     return behave
 
 
-@pytest.mark.parametrize("name", ["UNAVAILABLE", "ABORTED", "DATA_LOSS", "OUT_OF_RANGE", "CANCELLED"])
+@pytest.mark.parametrize("name", ["UNAVAILABLE", *map(deep, ("ABORTED", "DATA_LOSS", "OUT_OF_RANGE")), "CANCELLED"])
 def test_grpc_what_may_be_sent_again_is_sent_again(run: Path, name: str) -> None:
     with answering(aborts(grpc.StatusCode[name]), takes) as (url, taken):
         counts = send(run, url)
@@ -376,7 +377,7 @@ def test_grpc_the_service_or_the_credentials_are_wrong(run: Path, name: str) -> 
 
 def test_grpc_an_answer_that_is_no_answer(run: Path) -> None:
     with answering(lambda context: b"\xff\xff") as (url, _):
-        assert "not as a receiver of OTLP does" in refused(run, url)
+        assert "but not like an OTLP receiver" in refused(run, url)
 
 
 def test_grpc_requests_that_are_too_large_are_sent_in_halves(tmp_path: Path) -> None:
@@ -392,7 +393,7 @@ def test_grpc_spoken_to_an_http_port_and_the_other_way_round(run: Path) -> None:
     with Receiver() as receiver:
         for scheme in ("grpc", "grpcs"):
             said = refused(run, receiver.url.replace("http", scheme))
-            assert "speaks no gRPC, or has TLS where you have none, or the other way round" in said
+            assert "does not speak gRPC, or only one of the two sides uses TLS" in said
     with answering(takes) as (url, _):
         assert "does gRPC listen there? Then write grpc://" in refused(run, url.replace("grpc", "http"))
 
@@ -403,13 +404,13 @@ def test_grpc_spoken_to_an_http_port_and_the_other_way_round(run: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"headers": ("S3CRET",)}, "--header: this is no header; write name=value"),
+        ({"headers": ("S3CRET",)}, "--header: this is not a header; write name=value"),
         ({"timeout_s": 0.0}, "--timeout: give seconds above 0"),
         ({"timeout_s": float("nan")}, "--timeout: give seconds above 0"),
-        ({"compression": "zip"}, "--compression 'zip': there is gzip, none"),
-        ({"protocol": "thrift"}, "--protocol 'thrift': there is grpc"),
+        ({"compression": "zip"}, "--compression 'zip': choose one of gzip, none"),
+        ({"protocol": "thrift"}, "--protocol 'thrift': choose one of grpc"),
         ({"ca_file": "/no/such.pem"}, "--ca-file /no/such.pem: cannot be read"),
-        ({"key_file": __file__}, "--key: a client's key goes with its certificate: give --cert FILE too"),
+        ({"key_file": __file__}, "--key: a client's key needs its certificate: give --cert FILE too"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], word: str) -> None:
@@ -439,8 +440,12 @@ def test_a_variable_of_a_connection_that_makes_no_sense_is_named(variable: str, 
         endpoint.endpoint("env", endpoint.Options(protocol="grpc"), {f"OTEL_EXPORTER_OTLP_{variable}": value})
 
 
-@pytest.mark.parametrize("entry", [None, 3, [], {"steps": [1]}, {"steps": {"one": 2}}, {"steps": {"1": "x"}}])
+@pytest.mark.parametrize(
+    "entry", [None, deep(3), deep([]), {"steps": [1]}, deep({"steps": {"one": 2}}), deep({"steps": {"1": "x"}})]
+)
 def test_a_damaged_list_of_deliveries_means_sending_again(run: Path, entry: object) -> None:
+    (run / rundir.DELIVERY_FILE).write_text("[" * 200_000)
+    assert delivery.read(run) == {}
     (run / rundir.DELIVERY_FILE).write_text('{"endpoints": {"http')
     with Receiver() as receiver:
         to = endpoint.endpoint(receiver.url, None, {})
@@ -458,9 +463,9 @@ def test_what_is_missing_is_said_with_what_to_install(monkeypatch: pytest.Monkey
 
 def test_a_profile_says_what_is_wrong_before_it_begins(tmp_path: Path) -> None:
     check = plugins.sender().check
-    with pytest.raises(UsageError, match="no endpoint"):
+    with pytest.raises(UsageError, match="not an endpoint"):
         check("nonsense", "wait")
-    with pytest.raises(UsageError, match="there is wait, shed"):
+    with pytest.raises(UsageError, match="choose wait or shed"):
         check("http://h:1", "hope")
     with pytest.raises(UsageError, match="a file cannot follow a run"):
         check("out.jsonl", "wait")

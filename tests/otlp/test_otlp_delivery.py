@@ -338,7 +338,7 @@ def test_a_trace_of_others_has_no_run_of_its_own(tmp_path: Path) -> None:
 
 def test_to_resume_one_must_have_been_on_the_way_to_one_endpoint(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    with pytest.raises(UsageError, match="say where to with --to; it was on its way to: none"):
+    with pytest.raises(UsageError, match="name the target with --to; deliveries were begun to: none"):
         endpoint_to_resume(run)
 
 

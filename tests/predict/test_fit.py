@@ -257,7 +257,7 @@ def test_an_interval_holds_what_was_measured_and_what_lies_outside_is_said(of_su
     far = {"filters": 32.0, "kernel": 3.0, "batch": 4096.0, "ranks": 2.0}
     assert judged.predict(found, [far])[0].outside[0].startswith("batch is 8.")
     corner = {name: max(each[name] for each in rows(0)) for name in far}
-    assert judged.predict(found, [corner])[0].outside == ("it lies outside of the combinations that were recorded",)
+    assert judged.predict(found, [corner])[0].outside == ("it is outside the recorded combinations",)
 
 
 # --- what to record next -----------------------------------------------------------------------------------------
@@ -299,15 +299,15 @@ GOOD = [{"batch": float(b), "step_ms": 1.0 + b} for b in range(1, 9)]
         ([{**each, "step_ms": None} for each in GOOD], {}, "no time above 0"),
         ([{**each, "step_ms": float("nan")} for each in GOOD], {}, "no time above 0"),
         ([{**each, "step_ms": -1} for each in GOOD], {}, "no time above 0"),
-        ([{**each, "step_ms": "3 ms"} for each in GOOD], {}, "such as '3 ms'; write numbers alone"),
+        ([{**each, "step_ms": "3 ms"} for each in GOOD], {}, "such as '3 ms'; write only numbers"),
         ([{"batch": each["batch"], "took": 1.0} for each in GOOD], {}, "name it, --time COLUMN; there are batch, took"),
         ([{"batch": each["batch"], "took": 1.0} for each in GOOD], {"time": "took"}, "--unit s, ms, us or ns"),
         (GOOD, {"time": "step"}, "did you mean step_ms"),
         (GOOD, {"factors": ["bach"]}, "did you mean batch"),
         (GOOD, {"factors": ["step_ms"]}, "the time itself"),
-        ([*GOOD, {"batch": 0, "step_ms": 1.0}], {}, "holds 0, of which no power"),
-        ([*GOOD, {"batch": -4, "step_ms": 1.0}], {}, "holds -4, of which no power"),
-        ([*GOOD, {"batch": "8 images", "step_ms": 1.0}], {}, "holds numbers, and '8 images'"),
+        ([*GOOD, {"batch": 0, "step_ms": 1.0}], {}, "has 0, which cannot be raised"),
+        ([*GOOD, {"batch": -4, "step_ms": 1.0}], {}, "has -4, which cannot be raised"),
+        ([*GOOD, {"batch": "8 images", "step_ms": 1.0}], {}, "has numbers, and '8 images'"),
         ([*GOOD, {"batch": [1], "step_ms": 1.0}], {}, "neither a number nor a text"),
         ([{"name": f"run {n}", "step_ms": 1.0} for n in range(60)], {"factors": ["name"]}, "60 different texts"),
         ([{f"c{n}": n + place for n in range(40)} | {"ms": 1.0} for place in range(3)], {}, "more than 16"),
@@ -336,7 +336,7 @@ def test_rows_that_are_left_out_are_counted() -> None:
     ("made", "intrinsic", "said"),
     [
         (GOOD[:1] * 9 + [{"batch": 2.0, "step_ms": 1.0}], (), "2 groups of configurations"),
-        (GOOD[:3], (), "3 different configurations cannot tell 3 parameters: record 1 more"),
+        (GOOD[:3], (), "3 different configurations cannot determine 3 parameters: record 1 more"),
         (GOOD, ("batch",), None),
     ],
 )
@@ -373,9 +373,9 @@ def test_columns_that_differ_and_are_no_factors_are_said() -> None:
     table = configurations.of_rows(made)
     assert [each.name for each in table.factors] == ["batch"]
     assert table.notes == (
-        "a column without a name is left out",
-        "column name is left out: it has 50 texts, more than 40",
-        "column rare is left out: only 20 of 50 rows have a value",
+        "a column without a name is not used",
+        "column name is not used: it has 50 texts, more than 40",
+        "column rare is not used: only 20 of 50 rows have a value",
     )
 
 

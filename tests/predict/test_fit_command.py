@@ -75,7 +75,7 @@ def test_a_fit_is_shown_kept_and_asked(place: Path, capsys: pytest.CaptureFixtur
     assert near["step_s"] == pytest.approx((0.3 * 8**0.9 * 2**-0.5 + 2.0) / 1e3, rel=0.1)
     assert near["low_s"] <= near["step_s"] <= near["high_s"]
     assert near["extrapolated"] == []
-    assert far["extrapolated"] == ["batch is 16 times above what was recorded (64)"]
+    assert far["extrapolated"] == ["batch is 16 times above the recorded values (64)"]
     page = told(capsys, "at", "batch=1024", "threads=2", "kind=mlp", "--fit", str(place / "fit.json"))
     assert "extrapolated (!): batch is 16 times above" in page
     assert max(map(len, page.splitlines())) < 80
@@ -94,7 +94,7 @@ def test_the_page_of_a_fit_has_all_models_and_fits_a_terminal(
 
 
 def test_what_to_record_next_was_not_recorded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is recorded: record other values" in told(capsys, "next", "--fit", str(place / "fit.json"))
+    assert "has been recorded: record other values" in told(capsys, "next", "--fit", str(place / "fit.json"))
     some = place / "some.csv"
     lines = (place / "t.csv").read_text().splitlines()
     some.write_text("\n".join(lines[:8] + lines[9:]))
@@ -111,10 +111,10 @@ def test_what_to_record_next_was_not_recorded(place: Path, capsys: pytest.Captur
     [
         (("at", "batch=8"), "no value is given for kind, threads"),
         (("at", "batch=8", "threads=1", "kind=rnn"), "kind=rnn was never recorded; there are cnn, mlp"),
-        (("at", "batch=8", "threads=1", "kind=cnn", "lr=1"), "lr is no factor"),
-        (("at", "batch=0", "threads=1", "kind=cnn"), "no number above 0"),
+        (("at", "batch=8", "threads=1", "kind=cnn", "lr=1"), "lr is not in the fit"),
+        (("at", "batch=0", "threads=1", "kind=cnn"), "not a number above 0"),
         (("at", "batch=x", "threads=1", "kind=cnn"), "batch=x is no number"),
-        (("at", "batch=nan", "threads=1", "kind=cnn"), "no number above 0"),
+        (("at", "batch=nan", "threads=1", "kind=cnn"), "not a number above 0"),
         (("at", "batch=1", "batch=2", "threads=1", "kind=cnn"), "batch is given twice"),
         (("at", "batch=" + ",".join(map(str, range(1, 1002))), "threads=1", "kind=cnn"), "combinations"),
         (("next", "batch=8"), "no value is given for kind, threads"),
@@ -130,18 +130,18 @@ def test_what_was_never_recorded_is_refused(
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("none.csv", None, "is not there"),
-        ("a.txt", "batch", "no table that is known"),
-        ("a.json", "{", "is no JSON"),
-        ("a.json", "[" * 100_000, "is no JSON"),
-        ("a.json", "3", "no list of objects"),
+        ("none.csv", None, "does not exist"),
+        ("a.txt", "batch", "not a known kind of table"),
+        ("a.json", "{", "not JSON"),
+        ("a.json", "[" * 100_000, "not JSON"),
+        ("a.json", "3", "not a list of objects"),
         ("a.csv", "a,b\n1,2\n1,2,3\n", "a.csv, line 3: has more values than there are names"),
         ("a.csv", "", "a.csv: there are no rows"),
         ("a.csv", "batch,step_ms\n", "a.csv: there are no rows"),
-        ("a.csv", "batch;step_ms\n1;0,5\n", "columns are separated by ';' there"),
-        ("a.tsv", "batch,step_ms\n1,2\n", "columns are separated by ',' there"),
+        ("a.csv", "batch;step_ms\n1;0,5\n", "columns are separated by ';'"),
+        ("a.tsv", "batch,step_ms\n1,2\n", "columns are separated by ','"),
         ("a.csv", "batch,batch,ms\n1,2,3\n", "two columns are called batch"),
-        ("a.parquet", "no", "is no Parquet"),
+        ("a.parquet", "no", "not Parquet"),
         ("a.csv", "batch,step_ms\n" + "1,1\n" * 5, "no column has more than one value"),
         ("a.csv", "batch,step_ms\n1,1\n2,2\n", "2 groups of configurations"),
     ],
@@ -170,11 +170,11 @@ def test_a_file_that_is_no_fit_is_neither_read_nor_replaced(
     mine = tmp_path / "mine.json"
     for content in ("{}", "[]", "no", '{"xsp_fit": 1}', (place / "fit.json").read_text().replace('"rows"', '"r"')):
         mine.write_text(content)
-        assert "is no fit of xsp" in refused(capsys, "at", "batch=8", "--fit", str(mine))
+        assert "not a fit of xsp" in refused(capsys, "at", "batch=8", "--fit", str(mine))
     mine.write_text("{}")
-    assert "is no fit of xsp: name another" in refused(capsys, "fit", str(place / "t.csv"), "-o", str(mine))
+    assert "is not a fit of xsp: name another" in refused(capsys, "fit", str(place / "t.csv"), "-o", str(mine))
     assert mine.read_text() == "{}"
-    assert "there is no fit: make one" in refused(capsys, "at", "batch=8", "--fit", str(tmp_path / "no.json"))
+    assert "no such fit: make one" in refused(capsys, "at", "batch=8", "--fit", str(tmp_path / "no.json"))
 
 
 def test_runs_are_rows_with_the_options_of_their_programs(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_fit_that_somebody_edited_is_refused_in_one_line(
     edit(content)
     (tmp_path / "fit.json").write_text(json.dumps(content))
     said = refused(capsys, "at", "batch=8", "threads=1", "kind=cnn", "--fit", str(tmp_path / "fit.json"))
-    assert "is no fit of xsp" in said
+    assert "not a fit of xsp" in said
 
 
 def test_texts_with_commas_are_asked_and_what_has_one_value_may_be_omitted(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from xsp.cli import main
 from xsp.errors import OutputError, UsageError
 from xsp.predict import chakra, collectives, prediction
 from xsp.predict.collectives import Algorithm
@@ -130,11 +131,23 @@ def test_the_public_reader_takes_it(tmp_path: Path) -> None:
     assert count == len(read((tmp_path / "rank.0.et").read_bytes())[1])
 
 
+def test_who_gives_such_a_file_to_be_read_is_told_what_it_is_and_what_to_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chakra.write(prediction.predict(WORK, Job(2, LINK), fine=True), [31 * MIB, 3 * MIB], tmp_path / "step2")
+    given = str(tmp_path / "step2" / "rank.0.et")
+    for typed in (["graph", given], ["graph", str(tmp_path / "step2")], ["analyze", given, "A2"]):
+        assert main(typed) == 2
+        said = capsys.readouterr().err
+        assert f"{given}: an execution trace of tasks for simulators" in said
+        assert "give the run that it was made from" in said
+
+
 def test_a_folder_with_more_ranks_of_another_step_is_refused(tmp_path: Path) -> None:
     sizes = [31 * MIB, 3 * MIB]
     chakra.write(prediction.predict(WORK, Job(4, LINK), fine=True), sizes, tmp_path)
     assert chakra.write(prediction.predict(WORK, Job(4, LINK), fine=True), sizes, tmp_path) == 4
-    with pytest.raises(OutputError, match=r"rank\.3\.et of a step on more ranks is there: name another folder"):
+    with pytest.raises(OutputError, match=r"has rank\.3\.et of a step on more ranks: name another folder"):
         chakra.write(prediction.predict(WORK, Job(2, LINK), fine=True), sizes, tmp_path)
 
 

@@ -111,11 +111,11 @@ def test_a_file_without_a_limit_of_bandwidth_is_refused_and_a_link_that_costs_no
     with pytest.raises(UsageError, match=r"link\.json: beta_s_per_byte is 0"):
         link(str(path))
     path.write_text('{"alpha_s": 0, "beta_s_per_byte": 0}')
-    assert "no limit of bandwidth" in link(str(path)).about
+    assert "unlimited bandwidth" in link(str(path)).about
 
 
 @pytest.mark.parametrize(
-    "text", ["nvlink", "", ",", "5us", "5us,0GB/s", "-1us,1GB/s", "nan,1", "5us,1GB/s,1,1", "1..2,1", "/tmp"]
+    "text", ["nvlink", "", ",", "5us", "5us,0GB/s", "-1us,1GB/s", "nan,1", "5us,1GB/s,1,1", "1..2,1", "/tmp", "x" * 999]
 )
 def test_what_names_no_link_is_refused_with_what_to_give(text: str) -> None:
     with pytest.raises(UsageError):

@@ -138,7 +138,7 @@ def test_ranks_that_were_not_measured_are_refused_and_the_factor_is_said(link: L
         scaling.of(found, Job(1, link), [2, 8])
     assert link.measured is not None
     notes = " ".join(link.measured.notes([1, 2], 1e12))
-    assert "loopback is no network" in notes
+    assert "loopback is not a network" in notes
     assert "2 ranks at once: products take 1.50 times as long, copies 2.00" in notes
     assert "beyond the" in notes
     assert "3 ranks compute at once was not measured" in " ".join(link.measured.notes([3], 0))
@@ -158,7 +158,7 @@ def test_a_run_of_ranks_that_were_not_timed_here_is_predicted_and_not_checked(li
     found = scaling.of(demo(step(5 * MB), ranks=8), Job(1, link), [2])
     assert found.check is None
     assert text.as_json(found)["check"] is None
-    assert "No check: the run has 8 ranks, and nothing says what those take over this link" in flat(text.page(found))
+    assert "No check: the run has 8 ranks, and their time over this link is unknown" in flat(text.page(found))
     assert "all-reduce as timed here" in flat(text.page(found))
 
 
@@ -179,7 +179,7 @@ def test_a_run_of_another_processor_is_said_to_be(tmp_path: Path) -> None:
     for cpu, is_said in (("test", False), (None, False), ("other", True)):
         found = measured.of(timings, 1, cpu)
         assert found.measured is not None
-        assert any("recorded on other" in each for each in found.measured.notes([2], 0)) == is_said
+        assert any("another processor, other" in each for each in found.measured.notes([2], 0)) == is_said
 
 
 def test_ranks_with_cores_of_their_own_are_not_said_to_share_them(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def test_the_best_that_is_installed_is_named_with_what_lies_beyond_it(tmp_path: 
     made = ground(tmp_path)
     first, *others = ideal.lines(bound.of(made.graph, timings=made.timings, threads=2))
     assert first.startswith("ideal: 1.1 ms with the best kernel of each call, 27 % of the step; nothing is faster than")
-    assert "beyond it: choice of algorithm 3 ms" in others
-    assert others[-1] == "most beyond their best, as run: conv2d 3 ms"
+    assert "above it: choice of algorithm 3 ms" in others
+    assert others[-1] == "furthest above their best, as run: conv2d 3 ms"
 
 
 def test_without_timings_there_is_no_ideal(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_eight_threads_on_two_cores_are_told_the_number_that_is_fastest(tmp_path
 
 def test_one_thread_where_two_help(tmp_path: Path) -> None:
     (piece,) = parallelism.of_threads(ground(chain(), tmp_path, 1, t1=900_000, t2=500_000))
-    assert (piece.what, piece.trial) == ("one thread where 2 of 2 cores help", "threads=2")
+    assert (piece.what, piece.trial) == ("one thread, although 2 of 2 cores help", "threads=2")
     assert piece.gain.value == pytest.approx(12 * 0.4)
     assert piece.of_step_percent == pytest.approx(100 * 4 / 9)
 

@@ -87,7 +87,7 @@ def graph(flaw: str) -> Any:
 
 @pytest.mark.parametrize(
     ("flaw", "said", "gone_us"),
-    [("dead", "nobody reads", 30), ("equal", "again", 30), ("copy", "copy", 30)],
+    [("dead", "never read", 30), ("equal", "again", 30), ("copy", "copy", 30)],
 )
 def test_what_goes_gains_what_it_takes_and_equal_layers_are_one_piece(flaw: str, said: str, gone_us: float) -> None:
     (found,) = asked(prices(graph(flaw)), removable)

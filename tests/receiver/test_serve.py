@@ -347,7 +347,7 @@ def test_what_cannot_be_a_span_is_said_to_the_sender(receiver: ServeProcess, for
 def test_an_answer_is_in_the_words_of_the_question(receiver: ServeProcess) -> None:
     good = receiver.post(as_json(GOOD).encode(), JSON)
     assert (good.json(), good.headers["Content-Type"]) == ({}, "application/json")
-    assert "no JSON" in receiver.post(b"{", JSON).json()["message"]
+    assert "not JSON" in receiver.post(b"{", JSON).json()["message"]
     assert requests.get(f"{receiver.http}/v1/traces", timeout=30).status_code == 405
     assert requests.get(receiver.http, timeout=30).status_code == 404
 
@@ -363,7 +363,7 @@ def test_options_that_make_no_sense(options: list[str], capsys: pytest.CaptureFi
 def test_an_address_that_is_taken(receiver: ServeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = receiver.http.removeprefix("http://")
     assert cli.main(["serve", "--http", place, "--grpc", "off", "--out", str(tmp_path / "x")]) == 2
-    assert f"--http {place}: cannot be listened on" in capsys.readouterr().err
+    assert f"--http {place}: cannot listen there" in capsys.readouterr().err
 
 
 def test_of_two_receivers_of_one_directory_one_is_refused(
@@ -385,4 +385,4 @@ def test_an_open_door_is_warned_of(tmp_path: Path) -> None:
     server = Server(tmp_path / "received", address("0.0.0.0:0"), None, Limits(), said.append)
     server.start()
     server.close()
-    assert said[1] == "warning: --http 0.0.0.0:0: everybody who reaches this address can send spans"
+    assert said[1] == "warning: --http 0.0.0.0:0: everybody who can reach this address can send spans"

@@ -6,6 +6,7 @@ import gzip
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ LISTS = b'{"resourceSpans":' + b"[" * 2 * EMPTY
 MOST_MB = 600
 
 
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """A receiver of several tests, which ask nothing of what was received before."""
+    started = ServeProcess(tmp_path_factory.mktemp("lasting") / "received")
+    yield started
+    started.process.kill()
+    started.process.communicate()
+
+
 def peak_mb(receiver: ServeProcess) -> float:
     status = Path(f"/proc/{receiver.process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+)", status)
@@ -45,13 +55,12 @@ def peak_mb(receiver: ServeProcess) -> float:
     ids=["spans", "values", "objects", "lists"],
 )
 def test_a_small_request_of_many_empty_things_is_refused_before_they_are_made(
-    receiver: ServeProcess, content: bytes, headers: dict[str, str]
+    lasting: ServeProcess, content: bytes, headers: dict[str, str]
 ) -> None:
-    answer = receiver.post(gzip.compress(content, 1), {**headers, "Content-Encoding": "gzip"})
+    answer = lasting.post(gzip.compress(content, 1), {**headers, "Content-Encoding": "gzip"})
     assert answer.status_code == 413
-    assert peak_mb(receiver) < MOST_MB
-    assert receiver.post(body()).status_code == 200
-    receiver.end(stopped=True)  # or this raises: the system gives the signal to whatever thread it likes
+    assert peak_mb(lasting) < MOST_MB
+    assert lasting.post(body()).status_code == 200
 
 
 def test_over_grpc_as_well(receiver: ServeProcess) -> None:
@@ -61,6 +70,7 @@ def test_over_grpc_as_well(receiver: ServeProcess) -> None:
             export(SPANS, timeout=60)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert peak_mb(receiver) < MOST_MB
+    receiver.end(stopped=True)  # or this raises: the system gives the signal to whatever thread it likes
 
 
 def test_a_request_of_many_runs_is_refused_and_leaves_nothing(receiver: ServeProcess) -> None:
@@ -93,7 +103,7 @@ def test_what_is_cut_off_is_left_to_what_decodes_it(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("door", ["resource", "span"])
-def test_attributes_that_are_nested_too_deeply_are_said(receiver: ServeProcess, door: str) -> None:
+def test_attributes_that_are_nested_too_deeply_are_said(lasting: ServeProcess, door: str) -> None:
     request = of_rank(0)
     resource = request.resource_spans[0]
     holder = resource.resource if door == "resource" else resource.scope_spans[0].spans[0]
@@ -101,10 +111,10 @@ def test_attributes_that_are_nested_too_deeply_are_said(receiver: ServeProcess, 
     for _ in range(40):
         value = value.array_value.values.add()
     value.string_value = "bottom"
-    answer = receiver.post(request.SerializeToString())
+    answer = lasting.post(request.SerializeToString())
     assert answer.status_code == (400 if door == "resource" else 200)
     assert b"nested too deeply" in answer.content
-    assert receiver.post(body()).status_code == 200
+    assert lasting.post(body()).status_code == 200
 
 
 def test_a_directory_that_was_removed_is_made_again(receiver: ServeProcess) -> None:

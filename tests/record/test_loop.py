@@ -129,6 +129,14 @@ def test_a_long_loop_is_folded_and_keeps_its_time_and_its_recorded_steps() -> No
     assert {(each.faults, each.system_ns) for each in folded} == {(3, 40)}
 
 
+def test_recorded_steps_in_a_row_are_not_folded() -> None:
+    rows = Loop()
+    for step in range(WHOLE + 9):
+        rows.add(row(step, 9, rung=M if step >= WHOLE + 4 else BARE, steady=int(step < WHOLE + 4)))
+    held = [Row(*each) for each in _whole(rows.take())]
+    assert [(each.step - WHOLE, each.steps) for each in held[WHOLE:]] == [(0, 4), *((n, 1) for n in range(4, 9))]
+
+
 def test_what_is_unknown_of_a_step_is_folded_into_no_mean() -> None:
     rows = Loop()
     for step in range(WHOLE + 30):
@@ -227,7 +235,7 @@ def test_steps_right_after_recorded_ones_tell_nothing_where_there_are_others() -
     found = answer(program_loop, beside)
     assert found["figures_from"] == "bare"
     assert (found["iteration_ms"], found["samples_per_s"]) == (None, None), "they are short, and may take twice as long"
-    assert any("few steps ran undisturbed" in finding.text for finding in health(alone))
+    assert any("few undisturbed steps" in finding.text for finding in health(alone))
 
 
 def test_what_is_rare_and_long_counts_in_the_loop() -> None:
@@ -241,7 +249,7 @@ def test_the_figures_are_of_the_kind_that_takes_most_time_and_others_are_said() 
     assert found.kind == 0, "no step of the heaviest kind was recorded"
     said = [finding for finding in health(found) if finding.subject == "kinds"]
     assert any("prefill (8" in finding.text for finding in said)
-    assert any("no step of the kind prefill was recorded, 10 ran" in finding.text for finding in said)
+    assert any("no step of kind prefill was recorded; 10 ran" in finding.text for finding in said)
 
 
 def test_ranks_have_a_row_each_and_the_job_has_the_sum_of_their_throughputs() -> None:
@@ -319,7 +327,7 @@ def test_steps_that_hardly_tell_what_a_step_takes_are_graded_down() -> None:
     lengths = (12, 100, 55, 57, 90, 20, 60, 70, 15, 85, 40)
     few = [each for place, ms in enumerate(lengths) for each in bare(2, dur_ms=ms, first=2 * place)]
     found = {finding.subject: finding for finding in health(trace(few))}
-    assert "22 steady steps leave the step's latency between" in found["latency"].text
+    assert "from 22 steady steps the step's latency is only known to be between" in found["latency"].text
     assert found["latency"].best == "B"
     assert "latency" not in letters(trace(bare(22)))[1]
 
@@ -479,6 +487,17 @@ def test_the_parts_of_a_loop_may_be_taken_one_after_the_other_in_any_order(tmp_p
         assert steps_of(there) == steps_of(whole)
 
 
+def test_rows_of_a_rank_that_was_started_again_replace_all_rows_of_its_first_life(tmp_path: Path) -> None:
+    first = stored(tmp_path / "first", *(row(step, 9) for step in range(20)))
+    again = stored(tmp_path / "again", *(row(step, 9, start_ns=10**6 + 1000 * step, samples=4) for step in range(5)))
+    there = arrived([])
+    for each in (first, again):
+        table.create(there, "arrived")
+        table.insert(there, "arrived", list(loop.spans(each, RUN)))
+        assert loop.take(there, "arrived") == 0
+    assert steps_of(there) == steps_of(again)
+
+
 def _without_rows(part: Span) -> Span:
     said = json.loads(json.loads(part.attributes or "")["xsp.loop"])
     empty = {name: [] if isinstance(value, list) else value for name, value in said.items()}
@@ -518,6 +537,7 @@ def test_a_span_that_holds_no_rows_of_the_loop_is_counted_and_left_out(tmp_path:
         ("step", -1),
         ("step", 1 << 70),
         ("steps", True),
+        ("steps", 0),
         ("dur_ns", float("inf")),
         ("dur_ns", 10**400),
         ("dur_ns", "9"),
@@ -541,6 +561,64 @@ def test_steady_steps_near_recorded_ones_widen_the_interval_downwards() -> None:
     steps = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, place=step % 12 + 1) for step in range(48)]
     assert unsettled(steps) == pytest.approx(10 * 4 / 12)
     assert unsettled([each._replace(place=0) for each in steps]) == 0  # nothing tells which are near
+    rows = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, place=step % 12 + 1) for step in range(24)]
+    rows += [BareStep(1000 * step, 100.0, None, place=100, steps=40) for step in range(1, 7)]
+    assert unsettled(rows) == pytest.approx(10 * 8 / 264), "a row of many steps has as many that are far"
+
+
+def test_a_row_of_many_steps_weighs_as_much_as_these_in_all_figures_of_the_step() -> None:
+    rows = [*bare(60), *bare(10, dur_ms=3, first=2000)]
+    for place, each in enumerate(rows[60:]):
+        each |= {"step": 2000 + 500 * place, "steps": 500}
+    of = trace([{**each, "dur_ns": float(round(each["dur_ns"], -5))} for each in rows])
+    found = answer(A1, of)
+    assert found["latency_ms"] == pytest.approx(3, rel=0.01)
+    assert found["median_ms"] == 3
+    assert 2.5 < found["low_ms"] <= found["latency_ms"] <= found["high_ms"] <= 3.001
+    assert found["steps"] == 5060
+    assert (of.rungs[0].steps, of.rungs[0].step_ns) == (5060, pytest.approx(3 * MS, rel=0.01))
+    steady = series.steps(of).steady
+    assert steady is not None
+    assert series.figure(steady.alone) == pytest.approx(3 * MS, rel=0.01)
+    assert series.figure(steady.iterations) == pytest.approx(3 * MS, rel=0.01)
+    assert steady.alone.repeats == 5060
+    assert len(steady.alone.values) == 10, "repeats of about equal weight"
+
+
+def test_where_two_rows_have_nearly_all_steps_the_interval_holds_both() -> None:
+    rows = [*bare(10), {"step": 100, "dur_ns": 2.0 * MS, "samples": 8, "steps": 9000},
+            {"step": 10_000, "dur_ns": 2.2 * MS, "samples": 8, "steps": 9000}]  # fmt: skip
+    found = answer(A1, trace(rows))
+    assert found["latency_ms"] == pytest.approx(2.1, rel=0.01)
+    assert found["low_ms"] <= found["latency_ms"] <= found["high_ms"]
+    assert found["low_ms"] < found["high_ms"]
+
+
+def test_short_steps_that_were_disturbed_weigh_by_their_number_too() -> None:
+    rows = [*bare(9, dur_ms=0.3, steady=False), *bare(9, dur_ms=0.2, first=1000, steady=False, steps=100)]
+    for place, each in enumerate(rows[9:]):
+        each["step"] = 1000 + 100 * place
+    recorded = spans("step s 0-900\nforward Net 0-800", step=99, rung=M)
+    of = with_loop(trace_of(recorded), [*rows, {"step": 99, "dur_ns": 0.9 * MS, "rung": M, "steady": False}])
+    found = answer(A1, of)
+    assert found["latency_ms"] == pytest.approx(0.2, rel=0.01)
+    assert found["median_ms"] == pytest.approx(0.2, rel=0.01)
+    assert found["steps"] == 808, "the first row of each came right after a recorded step, or is the first"
+
+
+def test_the_steps_that_recorded_ones_are_held_against_weigh_by_their_number() -> None:
+    recorded = [
+        span
+        for block in range(10)
+        for span in spans("step s 0-2000\nforward Net 0-1900", step=1000 * block + 999, rung=M)
+    ]
+    rows = [{"step": 1000 * block + 998, "dur_ns": 1.2 * MS, "steady": False} for block in range(10)]
+    rows += [{"step": 1000 * block + 999, "dur_ns": 2 * MS, "rung": M, "steady": False} for block in range(10)]
+    rows += [each for block in range(10) for each in bare(20, dur_ms=1.2, first=1000 * block)]
+    rows += [{"step": 1000 * block + 100, "dur_ns": 1.0 * MS, "steps": 800} for block in range(10)]
+    found = coldness(with_loop(trace_of(recorded), rows).con)
+    assert found is not None
+    assert found.ratio == pytest.approx(1.2)
 
 
 def test_of_several_batch_sizes_the_step_is_that_of_most_steps() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 import xsp
 from xsp import rundir
@@ -61,9 +62,9 @@ def test_a_block_that_is_entered_a_second_time_takes_the_next_free_name_and_says
     ]  # fmt: skip
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(" (")[0] for line in said] == [
-        "xsp: runs/train is taken: this goes to runs/train-2",
-        "xsp: runs/train is taken: this goes to runs/train-3",
-        "xsp: mine is taken: this goes to mine-2",
+        "xsp: runs/train is taken: this run goes to runs/train-2",
+        "xsp: runs/train is taken: this run goes to runs/train-3",
+        "xsp: mine is taken: this run goes to mine-2",
     ]
     assert [seen(place) for place in places] == [3] * 5
 
@@ -100,7 +101,7 @@ def test_programs_that_are_started_at_once_each_get_a_whole_run(tmp_path: Path) 
     found = steps_in(tmp_path / "runs")
     assert sorted(found) == ["train", "train-2", "train-3", "train-4"]
     assert sorted(found.values()) == [4, 4, 12, 12]
-    assert sum("is taken: this goes to runs/train-" in text for text in said) == 3
+    assert sum("is taken: this run goes to runs/train-" in text for text in said) == 3
 
 
 def test_a_directory_that_was_named_on_the_command_line_is_refused_before_the_program_starts(tmp_path: Path) -> None:
@@ -165,15 +166,14 @@ def job(tmp_path: Path, ranks: int, blocks: int = 1, **environment: str) -> list
     return complaints
 
 
-def test_all_ranks_of_a_job_go_to_the_same_directory(tmp_path: Path) -> None:
-    for ranks, port in ((2, "1"), (3, "2"), (1, "3"), (2, "3")):
+@pytest.mark.parametrize("jobs", [[(2, "1"), (1, "2")], deep([(2, "1"), (3, "2"), (1, "3"), (2, "3")])])
+def test_all_ranks_of_a_job_go_to_the_same_directory(tmp_path: Path, jobs: list[tuple[int, str]]) -> None:
+    for ranks, port in jobs:
         job(tmp_path, ranks, MASTER_PORT=port, TORCHELASTIC_RUN_ID="none")
     parts = {run.name: [part.name for part in rundir.rank_parts(run)] for run in tmp_path.iterdir()}
+    names = ["own", *(f"own-{number}" for number in range(2, len(jobs) + 1))]
     assert parts == {
-        "own": ["rank-0000", "rank-0001"],
-        "own-2": ["rank-0000", "rank-0001", "rank-0002"],
-        "own-3": ["rank-0000"],
-        "own-4": ["rank-0000", "rank-0001"],
+        name: [f"rank-000{rank}" for rank in range(ranks)] for name, (ranks, _) in zip(names, jobs, strict=True)
     }
 
 
@@ -184,6 +184,7 @@ def test_ranks_whose_jobs_cannot_be_told_apart_go_on_together_where_their_parts_
     assert (said.count("is taken"), silent) == (1, "")
 
 
+@pytest.mark.slow
 def test_a_job_whose_ranks_were_started_again_leaves_the_first_attempt_alone(tmp_path: Path) -> None:
     for attempt in "01":
         job(tmp_path, 2, TORCHELASTIC_RUN_ID="x", TORCHELASTIC_RESTART_COUNT=attempt)
@@ -213,10 +214,28 @@ def test_a_rank_that_torchrun_starts_again_replaces_its_run_of_the_attempt_befor
                     pass
     assert prof.out == tmp_path / "job" / "rank-0001"
     assert seen(prof.out) == 4
-    assert capsys.readouterr().err == "xsp: rank 1 was started again: its run replaces that of the attempt before\n"
+    assert capsys.readouterr().err == "xsp: rank 1 was restarted: its run replaces that of the previous attempt\n"
     monkeypatch.delenv(output.JOB_VARIABLE)
     with pytest.raises(OutputError, match="a run is there already"), profile.of(Settings(**settings)):
         pass
+
+
+def test_ranks_that_a_job_no_longer_has_after_a_restart_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `xsp run torchrun --nnodes 1:2`, when one of two nodes is lost."""
+    monkeypatch.setenv(output.JOB_VARIABLE, str(tmp_path))
+    settings: dict[str, Any] = {**BARE, "out": tmp_path / "job", "next_free": False, "needs_run": True}
+    for attempt, ranks in enumerate((3, 2)):
+        for rank in range(ranks):
+            said = {"WORLD_SIZE": ranks, "RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RESTART_COUNT": attempt}
+            for name, value in said.items():
+                monkeypatch.setenv(name, str(value))
+            with profile.of(Settings(**settings)) as prof, prof.step():
+                pass
+    assert [part.name for part in rundir.rank_parts(tmp_path / "job")] == ["rank-0000", "rank-0001"]
+    assert not (tmp_path / "job" / "rank-0002").exists()
+    assert "restarted with 2 ranks: removed rank-0002 of the previous attempt" in capsys.readouterr().err
 
 
 def test_a_block_that_is_entered_again_counts_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

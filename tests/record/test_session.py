@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from depth import deep
 
 torch = pytest.importorskip("torch")
 
@@ -55,7 +56,7 @@ class Again(nn.Module):
 
 
 def record(out: Path, step, repeats: int = 2, **options) -> xsp.Trace:
-    with xsp.profile("test", out=out, **{"settle": 1, **options}) as prof:
+    with xsp.profile("test", out=out, **{"settle": 1, "samples": False, **options}) as prof:
         for _ in range(prof.schedule.steps_for(repeats)):
             with prof.step():
                 step()
@@ -708,6 +709,7 @@ def test_a_path_that_is_no_text_holds_a_run_as_others_do(tmp_path, capsys):
     assert len(os.listdir("/proc/self/fd")) < before + 20
 
 
+@pytest.mark.slow
 def test_names_of_threads_hosts_services_and_types_may_be_no_text(tmp_path, monkeypatch):
     monkeypatch.setattr(threading.current_thread(), "name", "t\udce9")
     monkeypatch.setattr(socket, "gethostname", lambda: "h\udce9")
@@ -744,15 +746,18 @@ def left_out(tmp_path, **wrong):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"thread": "one"}, {"start_ns": "now"}, {"name": None}, {"flops": object()}, {"stream": 1 << 70}, {"dur_ns": 0.5}],
+    [
+        {"thread": "one"}, {"start_ns": "now"}, deep({"name": None}), {"flops": object()}, deep({"stream": 1 << 70}),
+        deep({"dur_ns": 0.5}),
+    ],
     ids=["thread", "start_ns", "name", "flops", "stream", "dur_ns"],
-)
+)  # fmt: skip
 def test_a_collector_whose_spans_hold_what_no_column_does_loses_its_rows_and_no_step(tmp_path, wrong):
     run = left_out(tmp_path, **wrong)
     assert [note["text"] for note in run["notes"] if note["source"] == "wrong" and "left out" in note["text"]]
 
 
-@pytest.mark.parametrize("seen", [[1], "spans", None, 5])
+@pytest.mark.parametrize("seen", [[1], deep("spans"), None, deep(5)])
 def test_a_collector_that_hands_over_no_spans_is_left_out(tmp_path, seen):
     class Wrong(Collector):
         name = "wrong"
@@ -826,7 +831,7 @@ def test_no_broken_plugin_ends_a_program_that_is_profiled(tmp_path):
 def test_a_program_whose_few_steps_settled_is_told_so(tmp_path, capsys):
     with xsp.profile("p", out=tmp_path / "run", warmup=0, samples=False) as prof, prof.step():
         pass
-    assert "1 ran, so short that they settled before one could be recorded" in capsys.readouterr().err
+    assert "1 ran, so short that all of them served to settle" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("enabled", "said"), [(True, 1), (False, 0)])
@@ -839,3 +844,97 @@ def test_a_block_that_was_not_entered_says_so_once(
             pass
     assert capsys.readouterr().err.count("'forgotten' was not entered; write `with xsp.profile") == said
     assert not (tmp_path / "run").exists()
+
+
+class Interrupted(Collector):
+    """Raises a signal once, where it is told to, and has a span of each step."""
+
+    name, levels = "interrupted", (Level.MODEL,)
+
+    def __init__(self, where: str) -> None:
+        self.where, self.is_armed, self.on = where, False, False
+        self._seen: list[Span] = []
+        self._began_ns = self._steps = 0
+
+    def _reach(self, place: str) -> None:
+        if self.is_armed and place == self.where:
+            self.is_armed = False
+            signal.raise_signal(signal.SIGUSR1)
+            for _ in range(1000):  # the handler runs between two of its turns at the latest
+                pass
+
+    def start(self, rung: Level, describe: bool) -> None:
+        self._reach("start")
+        self.on, self._began_ns = True, time.perf_counter_ns()
+
+    def settle(self) -> None:
+        self._reach("settle")
+
+    def stop(self) -> None:
+        self._reach("stop")
+        if self.on:
+            span = Span(level=Level.MODEL, kind="forward", name=f"work {self._steps}", start_ns=self._began_ns,
+                        dur_ns=1, collector=self.name)  # fmt: skip
+            self._seen.append(span)
+            self._steps += 1
+        self.on = False
+
+    def spans(self) -> list[Span]:
+        self._reach("spans")
+        seen, self._seen = self._seen, []
+        return seen
+
+
+@pytest.fixture
+def alarmed():
+    """Handlers of two signals that raise, as those of a program with a time limit do."""
+
+    def raise_it(*_):
+        raise TimeoutError("the batch took too long")
+
+    numbers = (signal.SIGUSR1, signal.SIGALRM)
+    before = [signal.signal(number, raise_it) for number in numbers]
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("where", ["start", "settle", "stop", "spans"])
+def test_what_a_signal_handler_raises_in_xsp_reaches_the_program_and_costs_one_step(tmp_path, alarmed, where):
+    collector = Interrupted(where)
+    with xsp.profile(
+        "p", out=tmp_path / "run", levels="M", warmup=0, settle=False, samples=False, collectors=[collector]
+    ) as prof:
+        with prof.step():
+            pass
+        collector.is_armed = where == "start"
+        with pytest.raises(TimeoutError, match="took too long"), prof.step():
+            collector.is_armed = True
+        assert not collector.on
+        with prof.step():
+            pass
+    trace = xsp.load(tmp_path / "run")
+    assert (prof.steps_stored, prof.steps_lost) == (2, int(where != "start"))
+    assert trace.run.collectors == ("interrupted",), "it is not at fault"
+    assert trace.sql("SELECT count(*) FROM spans WHERE kind = 'forward' GROUP BY step").fetchall() == [(1,), (1,)]
+    told = [note["text"] for note in trace.run["notes"]]
+    assert any("TimeoutError came while a step was stored" in text for text in told) == (where != "start")
+
+
+def test_an_alarm_while_a_step_is_stored_reaches_the_program_and_the_next_step_is_stored(tmp_path, alarmed):
+    with xsp.profile(
+        "p", out=tmp_path / "run", levels="M", warmup=0, settle=False, samples=False, collectors=[]
+    ) as prof:
+        with prof.step():
+            pass
+        os.kill(prof._writer.process, signal.SIGSTOP)
+        try:
+            with pytest.raises(TimeoutError, match="took too long"), prof.step():
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+        finally:
+            os.kill(prof._writer.process, signal.SIGCONT)
+        assert not prof._writer.gone, "the program ran out of time, not the process that stores"
+        with prof.step():
+            pass
+    assert (prof.steps_stored, prof.steps_lost, prof._writer.failed) == (2, 1, None)

@@ -78,14 +78,14 @@ def test_a_path_for_a_name_beside_another_one_is_refused() -> None:
     [
         ({"warmup": -1}, "warmup=-1: the number of warm-up steps cannot be negative"),
         ({"settle": -1}, "settle=-1: the number of steps cannot be negative"),
-        ({"every": 0}, "every=0: one step in so many"),
-        ({"batch_size": 0}, "batch_size=0: the samples of a step are a number"),
-        ({"batch_size": 2.5}, "batch_size=2.5: the samples of a step are a number"),
+        ({"every": 0}, "every=0: one step in this many"),
+        ({"batch_size": 0}, "batch_size=0: not a whole number of samples"),
+        ({"batch_size": 2.5}, "batch_size=2.5: not a whole number of samples"),
         ({"budget": "all"}, "budget='all': write a share"),
         ({"budget": ""}, "budget='': write a share"),
         ({"levels": "M/Q"}, "Q"),
         ({"kernels": "nsys"}, "kernels='nsys'"),
-        ({"levels": "M/L", "only": Level.KERNEL}, "KERNEL is none of the rungs M, M/L, M/L/op"),
+        ({"levels": "M/L", "only": Level.KERNEL}, "KERNEL is not among the rungs M, M/L, M/L/op"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_before_anything_starts(wrong: dict[str, Any], says: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from depth import deep
 from torch import nn
 
 import xsp
@@ -51,7 +52,7 @@ class Program:
 
 
 @pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
-@pytest.mark.parametrize("alike", [57, 64, 300])
+@pytest.mark.parametrize("alike", [deep(57), deep(64), 300])
 def test_a_few_training_steps_between_many_calls_are_counted_as_such(
     tmp_path: Path, alike: int, listener: type[AutoStep] | None
 ) -> None:
@@ -101,7 +102,7 @@ def test_an_evaluation_between_training_steps_is_none_of_them(tmp_path: Path, li
     assert kinds_of(tmp_path / "run") == (trained if listener is None else {**trained, (False, 16): 15})
 
 
-@pytest.mark.parametrize("alike", [57, 300])
+@pytest.mark.parametrize("alike", [deep(57), 300])
 def test_short_steps_that_end_with_a_mark_pass_in_stretches_and_are_all_counted(tmp_path: Path, alike: int) -> None:
     program = Program()
     with xsp.profile("marks", out=tmp_path / "run", levels="M", samples=False) as prof:
@@ -126,7 +127,7 @@ def test_an_optimizer_that_steps_now_and_then_is_seen(tmp_path: Path) -> None:
     assert kinds == {3: 594, 4: 6}
 
 
-@pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("trains", [True, deep(False)], ids=["training", "inference"])
 @pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
 def test_a_wait_between_short_steps_is_in_none_of_them_whichever_it_precedes(
     tmp_path: Path, listener: type[AutoStep] | None, trains: bool

@@ -129,7 +129,7 @@ def test_the_command_says_in_one_line_what_is_wrong(stored: Path, capsys: pytest
     for asked, said in (
         (["ops", "--sort", "nothing"], "--sort: ops has no column 'nothing'; its columns: name, device"),
         (["ops", "--where", "1=1"], "--where: ops has no column '1'"),
-        (["--sort", "calls"], "--sort, --where and --limit are for the analyses that you name"),
+        (["--sort", "calls"], "--sort, --where and --limit need the name of an analysis"),
     ):
         assert main(["analyze", str(stored), *asked]) == 2
         error = capsys.readouterr().err

@@ -561,7 +561,7 @@ def test_the_page_shows_the_sections_that_lie_in_the_run_directory_and_names_tho
     page = html.render(found)
     shown = payload(page)
     assert shown["sections"] == [{"name": "mine", **sections.plain(written)}]
-    assert shown["damaged"] == ["sections/bad.json: xsp_section is None; this xsp reads form 1"]
+    assert shown["damaged"] == ["sections/bad.json: xsp_section is None; this xsp reads version 1"]
     assert "window.hacked=1</script>" not in page
     assert payload(html.render(trace(*FULL)))["sections"] == []
 

@@ -83,7 +83,7 @@ def test_charts_are_drawn(page):
 def test_the_ledger_says_what_it_adds_up_to(page):
     assert page.find_element("id", "ledger-sum").text == (
         "0.1000 ms true + 0 ms (layers) + 0 ms (operators) + 0 ms (kernels) = 0.1000 ms; "
-        "with all on, 0.1000 ms were measured."
+        "with all levels recorded, 0.1000 ms were measured."
     )
     assert page.execute_script("return [12.5, 544046.5, 0.25, null, true, 70599].map(number)") == (
         ["12.50", "544,047", "0.2500", "–", "yes", "70,599"]
@@ -201,6 +201,12 @@ def linked(page, fragment: str) -> str:
         "addEventListener('hashchange', () => arguments[1](), {once: true}); location.hash = arguments[0]", fragment
     )
     return page.find_element("id", "linked").text
+
+
+def test_marks_of_the_ruler_end_however_far_from_zero_they_are(page):
+    assert 0 < page.execute_script("return ticks(1.7e18, 1.7e18 + 256, 1000).length") < 100
+    marks = page.execute_script("return ticks(0, 1e6, 440).map(([at, text]) => text)")
+    assert marks == ["0.0 ms", "0.5 ms", "1.0 ms"]
 
 
 def test_a_link_leads_to_the_span_of_its_key(page):
@@ -392,7 +398,7 @@ def test_a_page_without_layers_says_why_charts_are_missing(browser, tmp_path):
     browser.get(html.write(trace(Level.MODEL), tmp_path / "model.html").as_uri())
     assert browser.get_log("browser") == []
     missing = browser.find_element("css selector", "#missing details")
-    assert missing.text.startswith("Not on this page, for want of figures in this trace: ")
+    assert missing.text.startswith("Not on this page, because the trace lacks the data: ")
     assert "\n" not in missing.text
     assert "A2 (Layer information) needs the layer level" in missing.get_attribute("textContent")
     hidden = "return ['#ranks', 'nav a[href=\"#ranks\"]'].map(each => document.querySelector(each).hidden)"
@@ -450,6 +456,14 @@ def test_sections_of_others_are_drawn_as_text_tables_charts_and_trees(browser, t
             canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(value => value))
     """)
     assert painted == [True, True]
+    names = (
+        "return [...document.querySelectorAll('#section-bound .chart')].map(each => each.getAttribute('aria-label'))"
+    )
+    bars, points = browser.execute_script(names)
+    assert "1 of 2 without a figure" in bars
+    assert "best 4.400 ms" in bars
+    assert "2.500 ms" in points
+    assert section.find_element("css selector", "summary.marked").get_attribute("title") == "on the longest path"
     assert [each.text for each in section.find_elements("css selector", ".branch.leaf span")][:1] == ["conv"]
     assert "1 section of the run directory cannot be shown" in browser.find_element("id", "others").text
     assert browser.find_element("css selector", 'nav a[href="#section-bound"]').is_displayed()

@@ -54,7 +54,7 @@ def test_device_work_whose_process_is_not_recorded_knows_its_launch_if_one_proce
 def test_what_matters_stands_first(data):
     assert data["verdict"][0].startswith("The device is busy 80 % of the time")
     assert [what for what, *_ in data["headline"]] == [
-        "latency of a step", "90th percentile", "device busy", "lost most to", "device time with a layer",
+        "latency of a step", "90th percentile", "device busy", "largest loss", "device time with a layer",
     ]  # fmt: skip
     assert data["health"]["attributed"] == [["exact", 48, pytest.approx(0.384)]]
     assert data["health"]["grade"]["letter"] in "ABCDEF"
@@ -91,7 +91,7 @@ def test_a_figure_of_several_devices_says_so():
     step = "step s 0-100\nkernel gemm 10-20\nkernel gemm 30-40\nkernel gemm 10-20 device=1\nkernel gemm 60-70 device=1"
     shown = {what: about for what, _, about in payload(html.render(trace_of(spans(step))))["headline"]}
     assert shown["device busy"] == "of the wall time from its first work to its last; the mean of 2 GPUs"
-    assert shown["lost most to"].endswith("% of that time, 0.05 ms on 2 GPUs together")
+    assert shown["largest loss"].endswith("% of that time, 0.05 ms on 2 GPUs together")
 
 
 @pytest.mark.parametrize("drawn", CHARTS, ids=lambda each: each.title)

@@ -439,7 +439,7 @@ def test_time_and_steps_in_which_clocks_were_held_down() -> None:
         (0, "power cap", True, 100.0, pytest.approx(100 / 3), 1, "1"),
         (0, "too hot, hardware", True, 50.0, pytest.approx(50 / 3), 1, "1"),
         (0, "idle", False, 100.0, pytest.approx(100 / 3), 1, "0"),
-        (0, "a reason that this xsp does not know", False, 50.0, pytest.approx(50 / 3), 1, "2"),
+        (0, "unknown to this version of xsp", False, 50.0, pytest.approx(50 / 3), 1, "2"),
     ]
 
 

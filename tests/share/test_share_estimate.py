@@ -65,7 +65,7 @@ def test_where_tensors_cost_more_in_the_store_it_pays_by_bytes_alone() -> None:
     assert parts["big"][PICKLE] > 0 > parts["s"][PICKLE]
     text = paying.estimate_text("f", tensors, dear)
     assert "torch.load, warm" in text
-    assert "90.0 µs a tensor" in text
+    assert "90.0 µs per tensor" in text
 
 
 def test_without_timings_it_says_what_to_time(

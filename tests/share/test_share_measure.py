@@ -46,7 +46,7 @@ def test_the_verdict_is_against_load_file(attach: float, verdict: str, says: str
 def test_few_and_noisy_turns_cannot_tell() -> None:
     said = paying.judged(made([20, 40, 25, 31], [18, 22, 35, 30]))
     assert said.verdict == paying.CANNOT_TELL
-    assert "cannot tell: 4 turns leave" in said.sentence
+    assert "cannot tell: 4 turns do not show" in said.sentence
 
 
 def test_it_is_said_where_the_store_has_few_large_pages() -> None:
@@ -60,7 +60,7 @@ def test_it_is_said_where_the_store_has_few_large_pages() -> None:
 def test_memory_pays_from_the_first_count_at_which_it_is_less() -> None:
     found = made([20 + each for each in NOISE], [20 + each for each in reversed(NOISE)])
     assert paying.pays_from(found, MMAP) is None  # nothing was measured
-    assert "does not tell" in paying.text(found)
+    assert "not reported by the system" in paying.text(found)
     found.memory = {
         MMAP: Memory(150 * MIB, 50.0 * MIB, 300 * MIB),
         PICKLE: Memory(150 * MIB, 150.0 * MIB, 400 * MIB),
@@ -101,7 +101,7 @@ def test_which_part_of_a_file_is_in_memory(tmp_path: Path) -> None:
     ("words", "error", "says"),
     [
         (("none.safetensors",), ShareError, "no such file; give a safetensors file, or a model"),
-        (("torchvision:resnet18", "torchvision:resnet18"), ShareError, "no module is given"),
+        (("torchvision:resnet18", "torchvision:resnet18"), ShareError, "omit MODULE"),
         (("torchvision:resnet18", "", 2), UsageError, "at least 3"),
     ],
 )
@@ -194,7 +194,7 @@ def test_a_model_that_computes_while_it_is_built_is_measured_and_one_that_crashe
     assert not found.memory
     for ends, who in (
         ("loaded", "attach|load_file|torch.load: the process"),
-        ("always", "a process that was to prepare"),
+        ("always", "the process for 'prepare'"),
     ):
         monkeypatch.setenv("ENDS", ends)
         with pytest.raises(ShareError, match=rf"{who}( process)? ended \(SIGSEGV\)"):

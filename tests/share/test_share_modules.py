@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 from sharing import Running, running
 
 torch = pytest.importorskip("torch")
@@ -114,11 +115,11 @@ def test_building_without_values_is_for_the_thread_that_asks_and_ends_with_the_l
     "spec",
     [
         "torchvision:mobilenet_v3_small",
-        "torchvision:shufflenet_v2_x0_5",
-        "timm:vit_tiny_patch16_224",
+        deep("torchvision:shufflenet_v2_x0_5"),
+        deep("timm:vit_tiny_patch16_224"),
         "transformers:gpt2?n_layer=2&n_embd=64&n_head=2",
-        "transformers:bert?num_hidden_layers=2&hidden_size=64&num_attention_heads=2",
-        "transformers:t5?num_layers=2&d_model=64",
+        deep("transformers:bert?num_hidden_layers=2&hidden_size=64&num_attention_heads=2"),
+        deep("transformers:t5?num_layers=2&d_model=64"),
     ],
 )
 def test_real_models_are_the_same_to_the_last_bit(there: Running, tmp_path: Path, spec: str) -> None:
@@ -194,7 +195,7 @@ def test_the_attachment_ends_with_the_last_parameter(there: Running, tmp_path: P
         (lambda state: state.update(more=torch.ones(1)), "no place for more; pass strict=False"),
         (lambda state: state.update({"first.bias": torch.ones(6)}), r"first.bias is \[6\] in the file and \[5\]"),
         (lambda state: state.update({"first.bias": torch.ones(5).half()}), "float16 in the file and float32"),
-        (lambda state: state.update({"head.weight": torch.ones(7, 5)}), "tied, and differ"),
+        (lambda state: state.update({"head.weight": torch.ones(7, 5)}), "tied, but differ"),
         (lambda state: state.update({"norm.running_var": torch.ones(1)}), r"running_var is \[1\]"),
     ],
 )
@@ -358,7 +359,7 @@ print("wrote", flush=True)
 """
 
 
-@pytest.mark.parametrize("way", ["numpy", "operator", "optimizer", "mprotect"])
+@pytest.mark.parametrize("way", ["numpy", deep("operator"), deep("optimizer"), "mprotect"])
 def test_who_writes_past_python_is_stopped_alone(there: Running, tmp_path: Path, way: str) -> None:
     torch.manual_seed(0)
     module, x = torch.nn.Linear(64, 64), torch.randn(3, 64)
@@ -483,8 +484,8 @@ def test_a_checkpoint_in_shards_is_attached_by_its_index_its_folder_or_its_keys(
 
 
 @pytest.mark.parametrize(("text", "reason"), [
-    ("{", "no index of safetensors files"),
-    ("[]", "no index of safetensors files"),
+    ("{", "not an index of safetensors files"),
+    ("[]", "not an index of safetensors files"),
     ('{"weight_map": {}}', "names no file"),
     ('{"weight_map": {"a": "../a.safetensors"}}', "is no name of a file beside it"),
     ('{"weight_map": {"a": 3}}', "is no name of a file beside it"),

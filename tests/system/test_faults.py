@@ -171,7 +171,7 @@ def test_of_commands_that_name_the_same_directory_at_once_one_gets_it(tmp_path: 
     (winner,) = [place for place, text in enumerate(complaints) if not text]
     others = [(started[place].returncode, text) for place, text in enumerate(complaints) if place != winner]
     assert all(code == (2 if "a run is there already" in text else 0) for code, text in others), others
-    assert all(("goes on without a profile" in text) == (code == 0) for code, text in others), others
+    assert all(("continues without a profile" in text) == (code == 0) for code, text in others), others
     trace = xsp.load(tmp_path / "run")
     assert trace.sql("SELECT DISTINCT name FROM spans").fetchall() == [(("one", "two", "three")[winner],)]
     assert trace.run["steps"]["seen"] == 20
@@ -264,7 +264,7 @@ def test_a_program_goes_on_without_a_profile_where_the_disk_refuses_from_the_sta
     said = capsys.readouterr().err
     assert (done, prof.records, prof.steps_stored) == ([1], False, 0)
     assert "run: cannot be written" in said or "run/run.json: cannot be written" in said
-    assert said.endswith("The program goes on without a profile.\n")
+    assert said.endswith("The program continues without a profile.\n")
     assert len(said.splitlines()) == 1
 
 

@@ -69,7 +69,7 @@ def test_channels_last_changes_convolutions_and_inputs_and_keeps_results() -> No
     found = tried(trial, module, IMAGES)
     assert torch.allclose(found, wanted, atol=1e-5)
     assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert list(trial.applied) == ["Sequential: 2 weights and 1 inputs with the channels last"]
+    assert list(trial.applied) == ["Sequential: 2 weights and 1 inputs made channels-last"]
 
 
 def test_channels_last_is_for_nothing_where_there_is_no_convolution_or_all_is_so() -> None:
@@ -81,7 +81,7 @@ def test_channels_last_is_for_nothing_where_there_is_no_convolution_or_all_is_so
     last = IMAGES.contiguous(memory_format=torch.channels_last)
     tried(again, network().to(memory_format=torch.channels_last), last)
     assert not again.applied
-    assert "so already" in next(iter(again.reasons))
+    assert "channels-last already" in next(iter(again.reasons))
 
 
 def test_batch_norm_is_folded_into_the_layer_that_it_follows_and_results_stay() -> None:
@@ -107,7 +107,7 @@ def test_what_another_layer_reads_too_is_not_folded() -> None:
     wanted = module(IMAGES)
     assert torch.equal(tried(trial, module, IMAGES), wanted)
     assert not trial.applied
-    assert "all is back" in next(iter(trial.reasons))
+    assert "fold undone" in next(iter(trial.reasons))
 
 
 def test_what_cannot_be_folded_undoes_what_was_folded_before_it() -> None:

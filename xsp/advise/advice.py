@@ -169,7 +169,7 @@ class Asked:
         """
         if self.trace is None:
             what = shlex.quote(self.source) if self.source else "MODEL"
-            raise AnalysisError(f"{self.source or 'this'} was not run: `xsp profile {what}` records")
+            raise AnalysisError(f"{self.source or 'this'} was not run: record it with `xsp profile {what}`")
         return self.trace
 
     @cached_property
@@ -206,7 +206,7 @@ class Asked:
         if name not in self._made:
             make = self.providers.get(name)
             if make is None:
-                raise AnalysisError(f"nothing that is installed makes the {name} of it; `xsp doctor` lists plugins")
+                raise AnalysisError(f"no installed plugin makes its {name}; `xsp doctor` lists plugins")
             try:
                 self._made[name] = make(self)
             except XspError as error:

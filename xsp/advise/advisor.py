@@ -143,12 +143,22 @@ def _is_of_models(what: str) -> bool:
     return what.endswith((".onnx", ".pt2", ".json", ".py"))
 
 
-def _chosen(only: Sequence[str], most: Needs) -> list[Question]:
+def check_names(only: Sequence[str]) -> None:
+    """Refuse names of questions that do not exist.
+
+    Raises:
+        UsageError: there is no such question.
+    """
     known = registry.questions()
     for name in only:
         if name not in known:
             hint = nearest(name, known) or f"; there are {', '.join(known)}"
             raise UsageError(f"there is no question {name!r}{hint}")
+
+
+def _chosen(only: Sequence[str], most: Needs) -> list[Question]:
+    check_names(only)
+    known = registry.questions()
     return [each for name, each in known.items() if (not only or name in only) and each.needs <= most]
 
 

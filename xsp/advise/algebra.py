@@ -28,7 +28,7 @@ _PASSES = 2
 """Minimum number of times that a row of a sparse gradient is written; a row of a dense gradient is written once."""
 
 
-@question("product-order", "Are products of matrices taken in the costly order?", number="Q4")
+@question("product-order", "Are matrix products computed in the more expensive order?", number="Q4")
 def product_order(asked: Asked) -> Iterator[Advice]:
     """Two consecutive products in a module that need fewer multiplications as A(Bx) than as (AB)x.
 
@@ -54,17 +54,17 @@ def product_order(asked: Asked) -> Iterator[Advice]:
             continue
         yield Advice(
             "product-order",
-            f"({m:,}×{k:,} @ {k:,}×{n:,}) @ {n:,}×{p:,} needs {now / then:.3g} times the multiplications of the other "
+            f"({m:,}×{k:,} @ {k:,}×{n:,}) @ {n:,}×{p:,} takes {now / then:.3g} times the multiplications of the other "
             "order",
             calls.places(those),
             calls.interval(gain, calls.ends(asked, those)).within(min(ms, whole)),
             True,
             100 * gain / whole,
             (
-                f"{now:,} multiplications one after the other, {then:,} from the right; both products take {ms:.3g} ms",
-                "shapes tell it: it holds where the second product takes the result of the first as its left factor",
+                f"{now:,} multiplications from the left, {then:,} from the right; both products take {ms:.3g} ms",
+                "inferred from shapes: valid if the left factor of the second product is the result of the first",
             ),
-            "write A @ (B @ x) in place of A @ B @ x, which Python reads as (A @ B) @ x, or torch.linalg.multi_dot, "
+            "write A @ (B @ x) instead of A @ B @ x, which Python reads as (A @ B) @ x, or torch.linalg.multi_dot, "
             "which chooses the order; results differ by rounding",
         )
 
@@ -98,7 +98,7 @@ def _matrix(shapes: list[object], at: int) -> tuple[int, ...] | None:
     return tuple(shape)
 
 
-@question("dense-gradient", "Is the gradient of a large table made dense for a few of its rows?", number="Q4")
+@question("dense-gradient", "Is the gradient of a large table dense, although few rows are used?", number="Q4")
 def dense_gradient(asked: Asked) -> Iterator[Advice]:
     """Gradients of embeddings that are zero except in the few rows that a step looked up.
 
@@ -122,7 +122,7 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
         spans = tuple(each.span_id for each in those)[:MOST_SPANS]
         yield Advice(
             "dense-gradient",
-            f"the gradient of an embedding of {rows:,} rows is made dense for at most {used:,} of them",
+            f"the gradient of an embedding of {rows:,} rows is dense, although at most {used:,} rows are used",
             tuple(Place(module, those[0].name, spans, len(those)) for module in modules or (None,)),
             Interval(gain, gain, gain).within(whole),
             True,
@@ -130,7 +130,7 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
             (f"{ms:.3g} ms to write {rows:,} rows, most of them zeros, {updated:.3g} ms of it in the optimizer",),
             "Embedding(…, sparse=True), with plain torch.optim.SGD or SparseAdam for it; not if its weight is "
             "shared with another layer",
-            "SparseAdam leaves rows alone that a step did not look up, where Adam moves them; plain SGD gives the same",
+            "SparseAdam does not update rows that a step did not look up, Adam does; plain SGD gives the same results",
         )
 
 
@@ -154,7 +154,7 @@ def _looked_up(call: Call) -> int:
     return math.prod(shape)
 
 
-@question("one-hot", "Are rows of a table looked up by a product with one-hot vectors?", number="Q4")
+@question("one-hot", "Are table rows looked up by a product with one-hot vectors?", number="Q4")
 def one_hot(asked: Asked) -> Iterator[Advice]:
     """Products of one-hot vectors with a matrix, which copy rows of the matrix by multiplying mostly by zero.
 
@@ -191,10 +191,10 @@ def one_hot(asked: Asked) -> Iterator[Advice]:
             (
                 f"making the vectors, converting and multiplying them take {ms:.3g} ms, with "
                 f"{len(gradients)} products of their gradient",
-                "shapes tell it: it holds where the product takes the vectors",
+                "inferred from shapes: valid if the product takes these vectors",
             ),
-            "torch.nn.functional.embedding(indices, weight) or weight[indices] reads the same rows; of a Linear layer "
-            "the weight is transposed",
+            "torch.nn.functional.embedding(indices, weight) or weight[indices] reads the same rows; the weight of a "
+            "Linear layer has to be transposed",
         )
 
 
@@ -209,14 +209,14 @@ BROADCAST_TIMES = 4
 """Minimum size of a tensor made by broadcasting, as a multiple of its larger factor, to be worth a line."""
 
 _ELEMENTWISE = {
-    "aten::mul": ("products", "torch.einsum, `@` or torch.bmm multiply and add at once"),
-    "aten::sub": ("differences", "torch.cdist gives the distances of all pairs"),
+    "aten::mul": ("products", "torch.einsum, `@` or torch.bmm multiply and add in one operator"),
+    "aten::sub": ("differences", "torch.cdist computes the distances of all pairs"),
 }
 _ON_THE_WAY = ("aten::pow", "aten::square", "aten::abs", "aten::mul", "aten::sqrt", "aten::pow_", "aten::abs_")
 _SUMS = ("aten::sum", "aten::mean", "aten::norm", "aten::linalg_vector_norm")
 
 
-@question("broadcast-product", "Are products or distances computed by broadcasting, and summed up?", number="Q4")
+@question("broadcast-product", "Are products or distances computed by broadcasting, and then summed?", number="Q4")
 def broadcast_product(asked: Asked) -> Iterator[Advice]:
     """Tensors that broadcasting makes many times as large as both factors, and that a sum reduces right away.
 
@@ -244,14 +244,14 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
         made = math.prod(_broadcast(chains[0][0]) or ())
         yield Advice(
             "broadcast-product",
-            f"{what} of {of} are written, {made:,} of them, and summed up",
+            f"{made:,} {what} of {of} are written to memory, and then summed",
             calls.places(forward),
             calls.interval(ms, calls.ends(asked, every)).within(whole),
             True,
             100 * ms / whole,
             (
                 f"{len(forward)} calls{' and their gradients' * (len(every) > len(forward))} take {ms:.3g} ms",
-                "shapes tell it: it holds where the sum is over what both factors have in common",
+                "inferred from shapes: valid if the sum is over the dimensions that both factors share",
             ),
             f"{do}; results differ by rounding",
         )
@@ -291,7 +291,7 @@ SOLVING = 1 / 3
 """Operations of a factorisation relative to those of an inverse: 2/3 n³ to 2 n³ (Golub and Van Loan, 3.2 and 3.4)."""
 
 
-@question("inverse", "Is a matrix inverted to multiply with it?", number="Q4")
+@question("inverse", "Is a matrix inverted only to be multiplied?", number="Q4")
 def inverse(asked: Asked) -> Iterator[Advice]:
     """Inverses of matrices that a product takes: solving only factorises, which is a third of the work."""
     whole = calls.step_ms(asked)
@@ -310,14 +310,13 @@ def inverse(asked: Asked) -> Iterator[Advice]:
         return
     yield Advice(
         "inverse",
-        f"{len(found)} matri{'ces are' if len(found) > 1 else 'x is'} inverted, {ms:.3g} ms, to multiply with "
-        f"{'them' if len(found) > 1 else 'it'}",
+        f"{len(found)} matri{'ces are' if len(found) > 1 else 'x is'} inverted, {ms:.3g} ms, only to be multiplied",
         calls.places(found),
         calls.interval(gain, calls.ends(asked, found)).within(whole),
         False,
         100 * gain / whole,
         ("a factorisation takes a third of the multiplications of an inverse, and rounds less",),
-        "torch.linalg.solve(A, b) in place of torch.linalg.inv(A) @ b; torch.linalg.lu_factor or cholesky once, before "
-        "the loop, where the matrix stays the same",
-        "results differ by rounding, and are more exact",
+        "torch.linalg.solve(A, b) instead of torch.linalg.inv(A) @ b; torch.linalg.lu_factor or cholesky once before "
+        "the loop, if the matrix does not change",
+        "results differ by rounding, and are more accurate",
     )

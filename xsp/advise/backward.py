@@ -19,7 +19,7 @@ LEAST_CHECKS = 4
 Shape = tuple[int, ...]
 
 
-@question("unused-gradients", "Are gradients computed that no optimizer applies?", number="Q4")
+@question("unused-gradients", "Are gradients computed that no optimizer uses?", number="Q4")
 def unused_gradients(asked: Asked) -> Iterator[Advice]:
     """Gradients of parameters that the step's optimizer does not update, as of a backbone that was meant to be frozen.
 
@@ -52,12 +52,12 @@ def unused_gradients(asked: Asked) -> Iterator[Advice]:
             not is_certain,
             100 * ms / whole,
             (
-                f"{ms:.3g} ms of the backward pass come after the last gradient that is applied",
-                "parameters are told by their shapes"
-                + ("" if is_certain else ", which some of both kinds have in common"),
+                f"{ms:.3g} ms of the backward pass come after the last gradient that is used",
+                "parameters are identified by their shapes"
+                + ("" if is_certain else "; some used and unused ones have the same shape"),
             ),
             "parameter.requires_grad_(False) for what is not trained, before the first step; or give the optimizer all "
-            "parameters, if they were to be trained",
+            "parameters, if they should be trained",
         )
 
 
@@ -113,8 +113,8 @@ def recomputation(asked: Asked) -> Iterator[Advice]:
         False,
         100 * ms / whole,
         (f"activation checkpointing computes them twice: {ms:.3g} ms of a step",),
-        "without torch.utils.checkpoint (gradient_checkpointing of a library), for as many layers as memory has room "
-        "for their activations; results stay",
+        "do not use torch.utils.checkpoint (gradient_checkpointing in libraries) for as many layers as have room for "
+        "their activations in memory; results stay the same",
     )
 
 
@@ -158,8 +158,8 @@ def anomaly_detection(asked: Asked) -> Iterator[Advice]:
         100 * min(whole, ms + value) / whole,
         (
             f"the checks take {ms:.3g} ms of a step",
-            f"{len(noted)} operators of the forward pass note where they were called: {STACK_US[0]:g} to "
-            f"{STACK_US[-1]:g} µs each, as the stack is deep",
+            f"{len(noted)} operators of the forward pass record where they were called: {STACK_US[0]:g} to "
+            f"{STACK_US[-1]:g} µs each, depending on the depth of the stack",
         ),
         "torch.autograd.set_detect_anomaly(False), or remove the hooks; switch them on when a loss is NaN",
     )

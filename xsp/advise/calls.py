@@ -154,9 +154,9 @@ def gradients(asked: Asked, those: Sequence[Call]) -> list[Call]:
 def _trees(asked: Asked) -> list[Call]:
     trace = asked.traced
     if trace.has(Level.KERNEL):
-        raise OfOthers("devices worked: `device-idle` says what the host took")
+        raise OfOthers("the trace has device work: see `device-idle` for time on the host")
     if not trace.has(Level.OP):
-        raise AnalysisError(f"{trace.name!r} holds no operators: {_NEXT}")
+        raise AnalysisError(f"{trace.name!r} has no operators: {_NEXT}")
     rows = trace.con.execute(
         f"""
         SELECT span_id, key, level, kind, name, type, phase, dtype, sequence_nr, start_ns,
@@ -169,7 +169,7 @@ def _trees(asked: Asked) -> list[Call]:
         """
     ).fetchall()
     if len(rows) > MOST_CALLS:
-        raise AnalysisError(f"more than {MOST_CALLS:,} calls in a step: a recording of fewer steps says more")
+        raise AnalysisError(f"more than {MOST_CALLS:,} calls in a step: record fewer steps")
     roots: list[Call] = []
     open_ones: list[Call] = []
     thread: tuple[object, object] | None = None
@@ -321,5 +321,5 @@ def step_ms(asked: Asked) -> float:
     """
     step = asked.step
     if step is None or not step.ms.value:
-        raise AnalysisError("no step was timed: run more steps")
+        raise AnalysisError("no step was timed: record more steps")
     return step.ms.value

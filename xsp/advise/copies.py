@@ -20,15 +20,15 @@ where memory or arithmetic bounds the operator, less where the call overhead doe
 _WIDE = ("double", "float64")
 
 
-@question("copies", "Which copies does the program ask for?", number="Q4")
+@question("copies", "Which copies does the program request?", number="Q4")
 def copies(asked: Asked) -> Iterator[Advice]:
     """Calls of `clone` by the program itself, and of `contiguous` that had to copy; none inside other operators."""
     whole = calls.step_ms(asked)
     outer = [each for each in calls.every(asked) if each.is_outer_op and each.phase != "backward"]
     clones = [each for each in outer if each.name == "aten::clone"]
-    yield from _copies(asked, whole, clones, "clone", "omit it where nothing writes to the copy in place", False)
+    yield from _copies(asked, whole, clones, "clone", "omit it if nothing writes to the copy in place", False)
     moved = [each for each in outer if each.name == "aten::contiguous" and _copies_inside(each)]
-    way = "keep one layout: omit it where what reads the tensor takes any, or make the tensor in that layout"
+    way = "keep one layout: omit it if the readers accept any layout, or create the tensor in that layout"
     yield from _copies(asked, whole, moved, "contiguous", way, True)
 
 
@@ -45,7 +45,7 @@ def _copies(asked: Asked, whole: float, those: Sequence[Call], name: str, do: st
         calls.interval(ms, ends),
         at_most or ends is None,
         100 * ms / whole,
-        (f"{100 * ms / whole:.1f} % of a step, in operators that the program calls itself",),
+        (f"{100 * ms / whole:.1f} % of a step, in operators that the program calls directly",),
         do,
     )
 
@@ -54,7 +54,7 @@ def _copies_inside(call: Call) -> bool:
     return any(each.name in ("aten::copy_", "aten::clone") for each in call.every())
 
 
-@question("casts", "Which casts, and which work in double precision?", number="Q6")
+@question("casts", "Which operators cast, or work in double precision?", number="Q6")
 def casts(asked: Asked) -> Iterator[Advice]:
     """Casts to another floating-point type, and operators in double precision beside those in single precision."""
     whole = calls.step_ms(asked)
@@ -79,9 +79,9 @@ def casts(asked: Asked) -> Iterator[Advice]:
             calls.interval(ms, ends),
             True,
             100 * ms / whole,
-            ("the same module casts there and back",),
+            ("the same module casts to the other type and back",),
             "keep one type through the module, or cast once outside the loop",
-            "what stands between is rounded to the other type",
+            "values in between are rounded to the other type",
         )
 
 
@@ -100,9 +100,9 @@ def _double(asked: Asked, whole: float, found: Sequence[Call], wide: Sequence[Ca
         Interval(low * down, value, high * up).within(whole),
         False,
         100 * value / whole,
-        (f"{'casts go away, and ' * bool(found)}single precision halves what doubles take, about: {value:.3g} ms",),
-        "omit .double() and dtype=torch.float64, or cast what needs it alone; arrays of NumPy are doubles",
-        "24 bits of the mantissa instead of 53 there",
+        (f"single precision {'removes the casts and ' * bool(found)}about halves the time of doubles: {value:.3g} ms",),
+        "omit .double() and dtype=torch.float64, or cast only what needs it; NumPy arrays are doubles",
+        "24 bits of mantissa instead of 53",
         "float32",
     )
 
@@ -117,7 +117,7 @@ NARROW_PERCENT = 20.0
 """Minimum percentage of the step for a 16-bit type to be worth a line."""
 
 
-@question("half-precision", "Which work is in 16 bits, on a processor that cannot compute in them?", number="Q6")
+@question("half-precision", "Which operators use 16 bits, on a processor without such instructions?", number="Q6")
 def half_precision(asked: Asked) -> Iterator[Advice]:
     """Operators in float16 or bfloat16 on a processor without instructions for these types.
 
@@ -133,7 +133,7 @@ def half_precision(asked: Asked) -> Iterator[Advice]:
         if not those or ms < calls.LEAST_MS or 100 * ms / whole < NARROW_PERCENT:
             continue
         if has is None:
-            raise AnalysisError("the trace does not tell the processor's instructions: a run of xsp on Linux does")
+            raise AnalysisError("the trace does not have the processor's instruction set: a run of xsp on Linux does")
         if needed & set(has):
             continue
         yield Advice(
@@ -145,10 +145,10 @@ def half_precision(asked: Asked) -> Iterator[Advice]:
             100 * ms / whole,
             (
                 f"they take {ms:.3g} ms of a step",
-                f"{', '.join(sorted(needed))} would compute in it; here are {', '.join(has) or 'none of them'}",
+                f"it needs one of {', '.join(sorted(needed))}; this processor has {', '.join(has) or 'none of them'}",
             ),
             "omit .half(), .bfloat16() and autocast on this processor: model.float(), and inputs in float32",
-            "24 bits of the mantissa instead of 11 or 8",
+            "24 bits of mantissa instead of 11 or 8",
             "float32",
         )
 

@@ -27,8 +27,8 @@ def data(asked: Asked) -> Iterator[Advice]:
         if trace.has(Level.KERNEL):
             return  # `device-idle` covers the time that devices wait for data
         if trace.run.imported is not None:
-            raise AnalysisError("the trace does not tell what the loop waited between steps: `xsp run` does")
-        raise AnalysisError("no step ran without recording, so that waiting between steps is unknown; run more steps")
+            raise AnalysisError("the trace does not have waits between steps: a run of `xsp run` does")
+        raise AnalysisError("no step ran without recording, so waiting between steps is unknown; run more steps")
     ends = summary.mean_interval(found.data_ns, found.steps)
     mean, whole = found.mean(found.data_ns), found.mean(found.whole_ns)
     if ends is None or not mean:
@@ -54,7 +54,7 @@ def data(asked: Asked) -> Iterator[Advice]:
         (f"{sum(found.steps)} iterations that ran without recording", f"{100 * mean / whole:.0f} % of an iteration"),
         "give the loader more workers, or less work for each sample"
         if workers
-        else "DataLoader(..., num_workers=2, persistent_workers=True): load beside the step",
+        else "DataLoader(..., num_workers=2, persistent_workers=True): load in the background",
         None,
         None if workers else "num_workers=2",
     )
@@ -76,16 +76,16 @@ def between(asked: Asked) -> Iterator[Advice]:
     if mean < calls.LEAST_MS * 1e6 or 100 * mean < BETWEEN_PERCENT * whole:
         return
     what = (
-        f"{mean / 1e6:.3g} ms of an iteration of {whole / 1e6:.3g} ms pass between steps, and not in waiting for data"
+        f"{mean / 1e6:.3g} ms of an iteration of {whole / 1e6:.3g} ms pass between steps, not counting waits for data"
     )
     do = (
-        "do it in fewer iterations, or in another thread: checkpoints, statistics, copies of the state, printing, "
+        "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"
     )
     if _updates_by_hand(asked):
-        what += "; no optimizer of torch's stepped, so the update is there"
+        what += "; no torch optimizer was called, so the update is part of it"
         do = (
-            "torch.optim's fused=True, or torch._foreach_add_ and the like, update all parameters in one call; else "
+            "torch.optim with fused=True, or torch._foreach_add_ and the like, update all parameters in one call; else "
             + do
         )
     yield Advice(

@@ -212,11 +212,11 @@ def duration(value: float) -> str:
 
 
 _CALLS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("Malloc", "Free", "HostAlloc", "HostRegister"), "memory is taken from the driver or given back (the first such "
-     "call makes the context): keep it in the caching allocator, pin buffers once, warm up before what is measured"),
-    (("Module", "Library", "GetFunction"), "code is loaded: warm up before what is measured"),
-    (("GraphInstantiate", "StreamEndCapture", "StreamBeginCapture"), "a graph is made: capture it once, and replay it"),
-    (("EventQuery", "StreamQuery"), "the host asks again and again whether the device is done: wait less often"),
+    (("Malloc", "Free", "HostAlloc", "HostRegister"), "memory is requested from the driver or returned (the first such "
+     "call creates the context): keep it in the caching allocator, pin buffers once, warm up before measuring"),
+    (("Module", "Library", "GetFunction"), "code is loaded: warm up before measuring"),
+    (("GraphInstantiate", "StreamEndCapture", "StreamBeginCapture"), "a graph is made: capture it once and replay it"),
+    (("EventQuery", "StreamQuery"), "the host polls the device: wait less often"),
 )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def _sync(answers: Answers, already: Done, cause: str) -> Said:
         where = f"{what.gaps:,} gaps"
     call = (what.longest or {}).get("call") or what.call or ""
     if "Memcpy" in call:
-        return where, "read results later or less often (.item(), .cpu(), prints), and pin what is copied"
+        return where, "read results later or less often (.item(), .cpu(), prints), and pin the copied memory"
     return where, "find what waits for the device (.item(), boolean masks, synchronize()); `idle-gaps` names it"
 
 
@@ -276,10 +276,10 @@ def _data(answers: Answers, already: Done, cause: str) -> Said:
     if what.call is not None and what.longest is None:
         where += f" in {what.call}"
     if already.workers:
-        return where, "it has workers; more of them, or less work for each sample"
+        return where, "it has workers; use more of them, or do less work per sample"
     if what.call is not None and "DataLoader" in what.call:
-        return where, "it has no workers; num_workers and prefetching load beside the step"
-    return where, "load and prepare beside the step"
+        return where, "it has no workers; num_workers and prefetching load in the background"
+    return where, "load and prepare data in the background"
 
 
 def _wait(answers: Answers, already: Done, cause: str) -> Said:
@@ -289,8 +289,8 @@ def _wait(answers: Answers, already: Done, cause: str) -> Said:
         begins = gap["begins_at_ms"] * 1e3 < AT_BEGIN * gap["idle_us"]
         return one_gap(gap), (
             f"{short(gap['next_work'])} was launched before it and waited, and nothing in the trace "
-            "ran on the device: another device, process or rank, or the profiler, kept it"
-            + ("; it stands at the trace's begin: record longer, and see whether it comes again" if begins else "")
+            "ran on the device: another device, process or rank, or the profiler, delayed it"
+            + ("; it is at the beginning of the trace: record longer, and see whether it recurs" if begins else "")
         )
     median = max((row["median_us"] for row in answers["idle-causes"].dicts() if row["cause"] == cause), default=0.0)
     fewer = "fewer and longer kernels" + ("" if already.compiled else " (torch.compile)")
@@ -315,7 +315,7 @@ def _communication(answers: Answers, can_hide: bool) -> Said | None:
     first = rows[0]
     size = f" of {first['bytes'] / 1e6:.3g} MB" if first["bytes"] else ""
     what = f"{first['calls']} × {first['collective']}{size}, {duration(first['exposed_ms'])} of it"
-    do = "start it earlier, beside computation, or send less" if can_hide else _TOO_MUCH + "send less, or less often"
+    do = "overlap it with computation, or send less" if can_hide else _TOO_MUCH + "send less, or less often"
     if (first.get("ranks") or 1) == 1:
         do += "; load all ranks to tell transfer from waiting for another rank (`collective-skew`)"
     return what, do
@@ -337,6 +337,6 @@ def _copies(answers: Answers, can_hide: bool) -> Said | None:
         way = "hide it behind computation" if can_hide else "make it faster; computation is too short to hide it"
         return where, f"pinned memory and non_blocking=True {way}"
     if "DtoD" in name:
-        return where, "copies on the device itself, of .clone(), .contiguous() or slices that are written"
-    way = "a stream of its own hides it behind computation; " if can_hide else _TOO_MUCH
-    return where, f"{way}what can stay on the device need not be copied"
+        return where, "copies within the device, from .clone(), .contiguous() or slices that are written"
+    way = "a separate stream hides it behind computation; " if can_hide else _TOO_MUCH
+    return where, f"{way}keep data on the device where possible"

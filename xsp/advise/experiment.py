@@ -105,7 +105,7 @@ def chosen(advice: Sequence[Advice], most: int) -> list[Advice]:
         UsageError: `most` is less than one.
     """
     if most < 1:
-        raise UsageError(f"--try {most}: write how many pieces of advice are to be tried, --try 3")
+        raise UsageError(f"--try {most}: give the number of pieces of advice to try, --try 3")
     found: dict[str, Advice] = {}
     for piece in advice:
         if piece.trial:
@@ -143,7 +143,7 @@ def _tried(plan: Plan, piece: Advice, progress: Progress) -> Tried:
     except UsageError as error:
         return Tried(piece, NOT_APPLICABLE, str(error))
     if plan.trains and any(trial.inference_only for trial in trials):
-        return Tried(piece, NOT_APPLICABLE, "the program trains, and this is for inference")
+        return Tried(piece, NOT_APPLICABLE, "the program trains, and this is only for inference")
     taken = turns.Turns(plan.out / re.sub(r"[^\w.=+-]", "-", piece.trial), plan.turns)
     before, after = (rerun.under(plan.program, name) for name in ("", piece.trial))
 
@@ -173,9 +173,9 @@ def _look(trials: Sequence[Trial], without: dict[str, Any], under: dict[str, Any
     if under.get("applied"):
         return
     if not under:
-        raise _NothingChanged("it is not known what it changed: the process of the program ended before it said so")
+        raise _NothingChanged("it is not known what it changed: the program's process ended before it reported")
     if not under.get("modules") and not under.get("reasons"):
-        raise _NothingChanged("no module of torch was called")
+        raise _NothingChanged("no torch module was called")
     raise _NothingChanged("; ".join((under.get("reasons") or ["nothing was changed"])[:2]))
 
 
@@ -183,7 +183,7 @@ def _measured(piece: Advice, taken: turns.Turns, trials: Sequence[Trial]) -> Tri
     step = compare(*comparable.load(taken.a, taken.b), turns=taken.most).step
     reports = [_report(path) for path in (taken.a[0], taken.b[0])]
     if step.a_ms is None or step.change_ms is None or step.low_ms is None or step.high_ms is None:
-        return Tried(piece, FAILED, f"its gain cannot be told: {step.verdict}", turns=len(taken.a))
+        return Tried(piece, FAILED, f"its gain cannot be determined: {step.verdict}", turns=len(taken.a))
     error, said = _results(taken, trials)
     return Tried(
         piece,
@@ -208,12 +208,12 @@ def _results(taken: turns.Turns, trials: Sequence[Trial]) -> tuple[float | None,
     except (OSError, ValueError, LookupError, TypeError) as wrong:
         return None, f"results not compared: {type(wrong).__name__}"
     if not repeats and again_error is not None:
-        return None, f"results not compared: two starts without it differ by {100 * again_error:.1g} %"
+        return None, f"results not compared: two runs without it differ by {100 * again_error:.1g} %"
     if error == 0:
         return error, "the same results"
     if same:
         return error, f"the same results within rounding ({error:.0e})"
-    expected = "" if any(trial.changes_numbers for trial in trials) else ", which this should not do"
+    expected = "" if any(trial.changes_numbers for trial in trials) else ", which is unexpected"
     return error, f"results differ by {100 * error:.2g} % of the largest value{expected}"
 
 

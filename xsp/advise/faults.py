@@ -75,12 +75,12 @@ def doubt(asked: Asked) -> str | None:
     if usage is None or 100 * _gain(asked, usage).value < MUCH_PERCENT * calls.step_ms(asked):
         return None
     return (
-        "page faults take much of the step, and are in timings of single calls in another pattern: keep memory first "
-        "(page-faults), record and time again"
+        "page faults take much of the step, and occur in another pattern when single calls are timed: keep memory "
+        "first (page-faults), then record and time again"
     )
 
 
-@question("page-faults", "Is memory got from the system anew in each step?", number="Q4")
+@question("page-faults", "Is memory returned to the system and requested again in each step?", number="Q4")
 def page_faults(asked: Asked) -> Iterator[Advice]:
     """Page faults of an iteration, and the system time for them, from the steps that profiling disturbed least.
 
@@ -89,12 +89,12 @@ def page_faults(asked: Asked) -> Iterator[Advice]:
     """
     trace = asked.traced
     if trace.has(Level.KERNEL):
-        raise OfOthers("devices worked: `device-idle` says what the host took")
+        raise OfOthers("the trace has device work: see `device-idle` for time on the host")
     if trace.run.imported is not None:
         raise OfOthers("other profilers do not count page faults")
     usage = of(asked)
     if usage is None:
-        raise AnalysisError("the run did not count page faults: it is of an earlier version, or no two steps ran bare")
+        raise AnalysisError("the run did not count page faults: an older xsp made it, or fewer than two steps ran bare")
     whole = calls.step_ms(asked)
     gain, threads = _gain(asked, usage), _threads(trace)
     percent = 100 * gain.value / whole
@@ -103,19 +103,19 @@ def page_faults(asked: Asked) -> Iterator[Advice]:
     on_linux = (trace.run.machine.system or "").startswith("Linux")
     yield Advice(
         "page-faults",
-        f"memory goes back to the system and comes again: {usage.faults:,.0f} page faults in a step",
+        f"memory is returned to the system and requested again: {usage.faults:,.0f} page faults in a step",
         (),
         gain,
         False,
         percent,
         (
             f"the system takes {usage.system_ms:.3g} ms for the program's threads in an iteration of {whole:.3g} ms",
-            f"{threads} thread{'s' * (threads > 1)} may have waited for it one after the other or side by side",
-            "pages of files that are read count too: these remain",
+            f"{threads} thread{'s' * (threads > 1)} may have waited for it in turn or at the same time",
+            "pages of files that are read are included: these remain",
         ),
         "MALLOC_TOP_PAD_=1073741824 MALLOC_MMAP_MAX_=0 python …: glibc then keeps up to 1 GiB of free memory; or "
         "LD_PRELOAD of jemalloc or tcmalloc"
         if on_linux
-        else "keep tensors and write into them (out=), or take an allocator that keeps free memory",
+        else "keep tensors and write into them (out=), or use an allocator that keeps free memory",
         trial="malloc=keep" if on_linux else None,
     )

@@ -32,7 +32,7 @@ class _Call:
     length: int
 
 
-@question("prefix", "Is a text computed again for each of its tokens?", number="Q4")
+@question("prefix", "Is the whole text computed again for each token?", number="Q4")
 def prefix(asked: Asked) -> Iterator[Advice]:
     """A language model that is called with one more token each time, in one step or from step to step.
 
@@ -60,11 +60,11 @@ def prefix(asked: Asked) -> Iterator[Advice]:
             True,
             100 * gain / whole,
             (
-                f"{len(found):,} recorded calls with {min(lengths):,} to {max(lengths):,} tokens, one more each call",
-                f"a call computes {mean:,.0f} tokens on average, of which one is new",
+                f"{len(found):,} recorded calls with {min(lengths):,} to {max(lengths):,} tokens, one more per call",
+                f"a call computes {mean:,.0f} tokens on average, only one of which is new",
             ),
-            "keep keys and values of the tokens before: generate(use_cache=True), or hand the cache of the last "
-            "output (cache, or past_key_values) to the next call with the new token alone",
+            "keep keys and values of earlier tokens: generate(use_cache=True), or pass the cache of the last "
+            "output (cache, or past_key_values) to the next call with only the new token",
         )
         return
 
@@ -111,7 +111,7 @@ LEAST_SCORES = 1_000
 VIEWS = ("aten::slice", "aten::select")
 
 
-@question("last-scores", "Are scores computed for tokens that nobody reads?", number="Q4")
+@question("last-scores", "Are scores computed for tokens that are not read?", number="Q4")
 def last_scores(asked: Asked) -> Iterator[Advice]:
     """The last layer of a language model, applied to all tokens where the program reads only the scores of one.
 
@@ -132,11 +132,11 @@ def last_scores(asked: Asked) -> Iterator[Advice]:
             continue
         yield Advice(
             "last-scores",
-            f"scores of {scores[2]:,} words are computed for {scores[1]:,} tokens a text, and one of them is read",
+            f"scores of {scores[2]:,} words are computed for {scores[1]:,} tokens per text; only those of one are read",
             calls.places([layer]),
             calls.interval(gain, calls.ends(asked, [layer])).within(whole),
             True,
             100 * gain / whole,
-            (f"the last layer takes {layer.ns / 1e6:.3g} ms for all tokens; what it returns is only sliced",),
-            "apply the last layer to hidden[:, -1]; of transformers: logits_to_keep=1",
+            (f"the last layer takes {layer.ns / 1e6:.3g} ms for all tokens; its result is only sliced",),
+            "apply the last layer to hidden[:, -1]; in transformers: logits_to_keep=1",
         )

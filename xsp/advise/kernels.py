@@ -40,8 +40,8 @@ def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
         saved = sum(row["device_ms"] for row in attention if row["part"] in (SOFTMAX, BETWEEN))
         yield Piece(
             "device-attention",
-            f"eager attention, {of:.0f} % of GPU time, {duration(saved)} of it softmax and what stands between the "
-            "products",
+            f"eager attention, {of:.0f} % of GPU time, {duration(saved)} of it softmax and the operators between "
+            "the products",
             "scaled_dot_product_attention or FlashAttention does not write the scores",
             share(saved),
             _parts(answers, f"part IN ({literal(SOFTMAX)}, {literal(BETWEEN)})"),
@@ -55,7 +55,7 @@ def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
                 "device-tensor-cores",
                 f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {duration(slow)} of it without "
                 "tensor cores",
-                "lower precision (BF16, TF32; on V100 and T4, which have neither, FP16), sizes in multiples of 8; "
+                "lower precision (BF16, TF32; FP16 on V100 and T4, which have neither), sizes in multiples of 8; "
                 "`tensor-cores` names the layers",
                 share(slow),
                 places(answers.trace, f"w.class = {literal(row['class'])} AND w.tensor_cores IS DISTINCT FROM 'yes'"),
@@ -141,8 +141,7 @@ def _below_the_roof(answers: Answers, share: Callable[[float], float], without: 
         reached = 100 * (1 - ms / (percent / 100 * whole)) if percent else 0.0
         yield Piece(
             "device-roof",
-            f"{name}{shapes}{more}, {percent:.0f} % of GPU time, runs at {reached:.0f} % of what the device can do "
-            "there",
+            f"{name}{shapes}{more}, {percent:.0f} % of GPU time, runs at {reached:.0f} % of the device's roofline",
             "sizes, layout or another kernel; `ops` has the rates",
             share(ms),
             (Place(None, name, (), sum(row["calls"] or 0 for row in those) or None),),

@@ -52,7 +52,7 @@ def synchronisations(asked: Asked) -> Iterator[Advice]:
         ends is None,
         100 * once / whole,
         (
-            f"reads, the indexing before them and Python between take {ms:.3g} ms of a step",
+            f"reads, the indexing before them and the Python code in between take {ms:.3g} ms of a step",
             "on a device each read also waits for all work before it",
         ),
         "compute with the whole tensor, and read the result once: .tolist(), .sum().item()",
@@ -102,12 +102,12 @@ def samples(asked: Asked) -> Iterator[Advice]:
             True,
             100 * gain / whole,
             (f"{len(those):,} calls take {ms:.3g} ms; {count} samples in one call may take as long as one of them",),
-            "give the whole batch to one call, or torch.vmap",
+            "pass the whole batch in one call, or use torch.vmap",
             None,
         )
 
 
-@question("growing", "Is a tensor copied again to add to it?", number="Q4")
+@question("growing", "Is a tensor copied again to append to it?", number="Q4")
 def growing(asked: Asked) -> Iterator[Advice]:
     """Concatenations in a loop that append to the result of the previous one, so that all of it is copied each time."""
     whole = calls.step_ms(asked)
@@ -124,7 +124,7 @@ def growing(asked: Asked) -> Iterator[Advice]:
         False,
         100 * ms / whole,
         (f"all but the last{' of each' * (len(found) > 1)} take {ms:.3g} ms of a step",),
-        "keep the parts in a list and call torch.cat once, or write into a tensor made ahead",
+        "keep the parts in a list and call torch.cat once, or write into a preallocated tensor",
     )
 
 
@@ -133,8 +133,8 @@ def _growth(found: Sequence[Sequence[Call]]) -> str:
     fewest, most = min(map(len, found)), max(map(len, found))
     counts = str(most) if fewest == most else f"{fewest} to {most}"
     if len(found) == 1:
-        return f"a tensor grows by {counts} concatenations, each of which copies all before it"
-    return f"{len(found)} tensors grow by {counts} concatenations each, and each of these copies all before it"
+        return f"a tensor grows by {counts} concatenations, each of which copies all previous parts"
+    return f"{len(found)} tensors grow by {counts} concatenations each, and each of these copies all previous parts"
 
 
 def _grown(around: Call) -> Iterator[list[Call]]:
@@ -168,7 +168,7 @@ NARROW_SHARE = 0.5
 LEAST_LAYERS = 3
 
 
-@question("narrow-layers", "Do several linear layers take the same tensor, each too narrow to be fast?", number="Q5")
+@question("narrow-layers", "Do several linear layers, each too narrow to be fast, take the same tensor?", number="Q5")
 def narrow_layers(asked: Asked) -> Iterator[Advice]:
     """Linear layers in one module that take the same tensor: one layer with all their outputs is one product.
 
@@ -194,7 +194,7 @@ def narrow_layers(asked: Asked) -> Iterator[Advice]:
         yield Advice(
             "narrow-layers",
             f"{len(several[0])} linear layers take the same tensor in {name}"
-            + (f", and so in {len(several)} places" if len(several) > 1 else ""),
+            + (f", in {len(several)} places" if len(several) > 1 else ""),
             calls.places(every),
             calls.interval(gain, calls.ends(asked, [*every, *nodes])).within(whole),
             True,
@@ -203,7 +203,7 @@ def narrow_layers(asked: Asked) -> Iterator[Advice]:
                 f"{len(every)} calls{' and their gradients' * bool(nodes)} take {ms:.3g} ms, {ms - gain:.3g} ms at the "
                 "best rates of linear layers in the step",
             ),
-            "one Linear with the outputs of all, then .chunk or .view: the weights are theirs, one below the other",
+            "one Linear with the outputs of all, then .chunk or .view; its weight is their weights, concatenated",
         )
 
 
@@ -257,13 +257,13 @@ def recurrence(asked: Asked) -> Iterator[Advice]:
             continue
         yield Advice(
             "recurrence",
-            f"{name} ({kind}) is called {len(those)} times in a loop, once for each step in time",
+            f"{name} ({kind}) is called {len(those)} times in a loop, once for each time step",
             (_place(name, those),),
             calls.interval(ms, calls.ends(asked, those)).within(whole),
             True,
             100 * ms / whole,
-            (f"the calls take {ms:.3g} ms; in one call the products with the input are one product",),
-            f"torch.nn.{kind.removesuffix('Cell')} over the whole sequence, if no step needs what comes after the cell",
+            (f"the calls take {ms:.3g} ms; a single call of the layer computes all products with the input as one",),
+            f"torch.nn.{kind.removesuffix('Cell')} over the whole sequence, unless steps need results of later layers",
         )
 
 

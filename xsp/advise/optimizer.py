@@ -30,7 +30,7 @@ CALL_MS = (0.002, 0.005, 0.01)
 """Overhead of calling an operator from Python, in milliseconds; the gain where an update is one operator."""
 
 
-@question("optimizer", "Does the optimizer go through parameters one by one?", number="Q5")
+@question("optimizer", "Does the optimizer update parameters one by one?", number="Q5")
 def optimizer(asked: Asked) -> Iterator[Advice]:
     """Updates of parameters by single operators in a Python loop, in an optimizer or written by hand."""
     whole = calls.step_ms(asked)
@@ -97,11 +97,11 @@ def _advice(asked: Asked, whole: float, found: Sequence[_Update]) -> Iterator[Ad
     names = dict.fromkeys(update.around.name for update in found)
     who = "the program updates" if by_hand else f"{' and '.join(names)} update{'s' * (len(names) == 1)}"
     times = f" in {len(found)} calls of optimizers" if len(found) > 1 else ""
-    do = "torch.optim's fused=True (or foreach=True) updates all of them in one call"
+    do = "torch.optim with fused=True (or foreach=True) updates all of them in one call"
     if beside:
         do = (
-            "torch._foreach_mul_, _foreach_add_, _foreach_lerp_ and the like take a list in one call; gradients are "
-            "clipped so by torch.nn.utils.clip_grad_norm_(parameters, most, foreach=True)"
+            "torch._foreach_mul_, _foreach_add_, _foreach_lerp_ and the like take a list in one call; gradients can be "
+            "clipped in this way by torch.nn.utils.clip_grad_norm_(parameters, most, foreach=True)"
         )
     elif by_hand:
         do += "; by hand: torch._foreach_add_(parameters, gradients, alpha=-lr)"
@@ -113,7 +113,7 @@ def _advice(asked: Asked, whole: float, found: Sequence[_Update]) -> Iterator[Ad
         Interval(low * down, value, high * up).within(ms),
         False,
         100 * value / whole,
-        (f"{len(busy) / parameters:.1f} operators for a parameter, each of which reads and writes memory once more",),
+        (f"{len(busy) / parameters:.1f} operators per parameter, each of which reads and writes memory once more",),
         do,
         None,
         "fused_optimizer" if around.kind == Kind.OPTIMIZER else None,

@@ -22,7 +22,7 @@ def section(found: Advised) -> Section:
     """
     shown = found.advice[:MOST]
     if not shown:
-        said = f"{len(found.asked)} questions found nothing that is worth changing."
+        said = f"{len(found.asked)} questions found nothing worth changing."
         return Section("Advice", (Text(said), *_unanswered(found)))
     at = tuple(f"{number}. {piece.question}" for number, piece in enumerate(shown, 1))
     gains = [piece.gain if piece.gain_known else None for piece in shown]
@@ -53,7 +53,7 @@ def section(found: Advised) -> Section:
     columns = ("piece", "what", "where", "gain_ms", "low_ms", "high_ms", "at most", "of_step_percent", "do")
     left = len(found.advice) - len(shown)
     more = (Text(f"{left} more: xsp advise RUN --limit {len(found.advice)}"),) if left else ()
-    said = "What changing it would gain in a step, as predicted; a bound is all of the time concerned."
+    said = 'Predicted gain of each change, per step; "at most" is the whole time of the calls concerned.'
     chart = (Chart("bars", "Predicted gains", "ms", at, series),) if series else ()
     return Section("Advice", (Text(said), *chart, Table(columns, rows), *more, *_unanswered(found)))
 
@@ -64,7 +64,7 @@ def _place(place: Place) -> str:
 
 def _unanswered(found: Advised) -> tuple[Table, ...]:
     rows = tuple((name, plain(reason)) for name, reason in found.unanswered.items())
-    return (Table(("question", "why it could not be asked"), rows),) if rows else ()
+    return (Table(("question", "why it could not be answered"), rows),) if rows else ()
 
 
 def keep(found: Advised, place: Path | str) -> Path | None:

@@ -68,7 +68,7 @@ class History:
         told = f"{self.tried} pieces of advice were tried on this machine, {self.came_true} made the step faster"
         if self.median_off_percent is None:
             return told
-        return f"{told}; median error {self.median_off_percent:.0f} % of the promise over {self.expected}"
+        return f"{told}; median error {self.median_off_percent:.0f} % of the prediction over {self.expected}"
 
 
 def keep(found: Tried, machine: Machine, folder: Path | None = None) -> Path:

@@ -66,7 +66,7 @@ def question(
     def make(function: Answerer) -> Question:
         known = QUESTIONS.get(name)
         if known is not None and _named(known.function) != _named(function):
-            raise UsageError(f"there is a question {name!r} already")
+            raise UsageError(f"there already is a question {name!r}")
         QUESTIONS[name] = made = Question(name, title, needs, function, number)
         return made
 

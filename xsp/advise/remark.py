@@ -26,7 +26,7 @@ def remark(trace: Trace) -> str | None:
     where = shlex.quote(shown(trace.path) if trace.path is not None else trace.name)
     ((spans,),) = trace.con.execute("SELECT count(*) FROM spans").fetchall()
     if spans > MOST_SPANS:
-        return f"advice: not looked for among {spans:,} spans; xsp advise {where} does"
+        return f"advice: not searched for among {spans:,} spans; xsp advise {where} does"
     try:
         found = advisor.of(trace, most=Needs.TRACE)
     except XspError:
@@ -40,6 +40,6 @@ def remark(trace: Trace) -> str | None:
 def _lines(piece: Advice, whole: str, command: str, others: int) -> str:
     gain = f"{'at most' if piece.at_most else 'about'} {piece.of_step_percent:.0f} % of {whole}"
     more = f" and {others} more piece{'s' * (others > 1)}" if others else ""
-    text = f"advice: {plain(piece.what)}. What helps, by {gain}: {plain(piece.do)}."
+    text = f"advice: {plain(piece.what)}. To save {gain}: {plain(piece.do)}."
     wrapped = textwrap.wrap(text, WIDTH, subsequent_indent="        ", break_on_hyphens=False)
     return "\n".join([*wrapped, f"        why, where{more}: {command}"])

@@ -15,7 +15,7 @@ RANDOM = ("bernoulli", "dropout", "rand", "normal_", "multinomial", "uniform_", 
 """Parts of the names of operators whose results differ from call to call."""
 
 
-@question("repeated", "Is the same computed twice?", number="Q4")
+@question("repeated", "Is the same result computed twice?", number="Q4")
 def repeated(asked: Asked) -> Iterator[Advice]:
     """A module that was given the same tensors again in one step, and would return the same result.
 
@@ -37,7 +37,7 @@ def repeated(asked: Asked) -> Iterator[Advice]:
             False,
             100 * ms / whole,
             (f"all but the first call take {ms:.3g} ms; nothing wrote to the tensors between them",),
-            "keep what the first call returned, and use it again, if the module keeps no state of its own",
+            "keep the result of the first call and use it again, if the module keeps no state",
         )
 
 
@@ -114,9 +114,9 @@ def masks(asked: Asked) -> Iterator[Advice]:
             calls.interval(ms, calls.ends(asked, every)).within(whole),
             True,
             100 * ms / whole,
-            (f"making them takes {ms:.3g} ms; shapes tell it: it holds where {name} is of numbers alone",),
-            "make it once (register_buffer) and pass it on; of attention is_causal=True of "
-            "scaled_dot_product_attention, which also leaves the masked half out",
+            (f"making them takes {ms:.3g} ms; inferred from shapes: valid if {name} gets only constants",),
+            "make it once (register_buffer) and pass it on; for attention use is_causal=True of "
+            "scaled_dot_product_attention, which also skips the masked half",
         )
 
 
@@ -136,7 +136,7 @@ ONCE_PERCENT = 5.0
 """Minimum percentage of the step for a table that is made once per step to be worth a line."""
 
 
-@question("constants", "Are tables of numbers computed anew in each step?", number="Q4")
+@question("constants", "Are tables of constants computed again in each step?", number="Q4")
 def constants(asked: Asked) -> Iterator[Advice]:
     """Tables of functions of positions, such as sines and cosines, made from `arange` by the operators that follow it.
 
@@ -160,14 +160,14 @@ def constants(asked: Asked) -> Iterator[Advice]:
         often = f"{len(several)} times in a step" if len(several) > 1 else "in each step"
         yield Advice(
             "constants",
-            f"a table of numbers is computed {often}, by {len(several[0])} operators",
+            f"a table of constants is computed {often}, by {len(several[0])} operators",
             calls.places(every),
             calls.interval(ms, calls.ends(asked, every)).within(whole),
             True,
             100 * ms / whole,
             (
                 f"{names} take {ms:.3g} ms",
-                "the order of the calls and shapes tell it: it holds where the table depends on positions alone",
+                "inferred from shapes and the order of calls: valid if the table depends only on positions",
             ),
             "compute it once for the longest input, keep it (register_buffer, functools.cache), and take a slice of it",
         )

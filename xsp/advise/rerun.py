@@ -59,15 +59,15 @@ def program(run: Run, source: str, typed: str | None = None) -> Program:
     """
     if typed is not None:
         return commands.program(typed)
-    how = f"type it: xsp advise {shlex.quote(source)} --try 3 --program 'python train.py'"
+    how = f"name the program: xsp advise {shlex.quote(source)} --try 3 --program 'python train.py'"
     if run.is_job or run.ranks:
-        raise UsageError(f"{source}: a program of several ranks is not tried; {how}, for one rank of it")
+        raise UsageError(f"{source}: programs of several ranks cannot be tried; {how}, for one of its ranks")
     words = list(run.typed) or _of_command(run.command)
     if not words:
-        raise UsageError(f"{source}: it does not tell which program it is of; {how}")
+        raise UsageError(f"{source}: it does not record its program; {how}")
     if HIDDEN in " ".join(words):
         shown = " ".join(words[1:])
-        raise UsageError(f"{source}: arguments of its program are not kept ({shown}); {how}")
+        raise UsageError(f"{source}: it does not keep the arguments of its program ({shown}); {how}")
     try:
         return commands.program(shlex.join(["xsp", words[0], *_with_place(words[1:])]))
     except UsageError as error:

@@ -18,7 +18,7 @@ FEW = 0.1
 """Maximum share of the sorted values that may be taken for a sort to be worth a line."""
 
 
-@question("sort-for-few", "Is a whole dimension sorted to take a few values?", number="Q4")
+@question("sort-for-few", "Is a whole dimension sorted to use a few values?", number="Q4")
 def sort_for_few(asked: Asked) -> Iterator[Advice]:
     """Sorts whose results are only sliced, where the narrowest slice takes a tenth of the values or less."""
     whole = calls.step_ms(asked)
@@ -40,7 +40,7 @@ def sort_for_few(asked: Asked) -> Iterator[Advice]:
         return
     yield Advice(
         "sort-for-few",
-        f"{of:,} values are sorted to take {most:,} of them",
+        f"{of:,} values are sorted, and {most:,} of them are used",
         calls.places(found),
         calls.interval(ms, calls.ends(asked, found)).within(whole),
         True,
@@ -89,20 +89,20 @@ def largest(asked: Asked) -> Iterator[Advice]:
     size = found[0].first_shape or ()
     yield Advice(
         "largest",
-        f"{_short(found[0])} of {'×'.join(map(str, size))} scores, of which argmax takes the place of the largest",
+        f"{_short(found[0])} of {'×'.join(map(str, size))} scores; argmax reads only the largest one's position",
         calls.places(found),
         calls.interval(ms, calls.ends(asked, found)).within(whole),
         True,
         100 * ms / whole,
-        (f"{ms:.3g} ms; shapes tell it: it holds where nothing else reads the probabilities",),
-        "take argmax of the scores: it is in the same place",
+        (f"{ms:.3g} ms; inferred from shapes: valid if nothing else reads the probabilities",),
+        "use argmax of the scores: it is at the same position",
     )
 
 
 _REDUCED = ("aten::sum", "aten::mean", "aten::max", "aten::min", "aten::norm", "aten::linalg_vector_norm")
 
 
-@question("mask-indexing", "Are values that a mask chooses copied out to add them up?", number="Q4")
+@question("mask-indexing", "Are values selected by a mask copied only to be summed?", number="Q4")
 def mask_indexing(asked: Asked) -> Iterator[Advice]:
     """Indexing by a mask (`x[mask]`) whose result one reduction takes: elements are counted, listed and gathered."""
     whole = calls.step_ms(asked)
@@ -121,15 +121,15 @@ def mask_indexing(asked: Asked) -> Iterator[Advice]:
         return
     yield Advice(
         "mask-indexing",
-        f"values that a mask chooses are copied out {len(found)} time{'s' * (len(found) > 1)} in a step to add them up",
+        f"values selected by a mask are copied {len(found)} time{'s' * (len(found) > 1)} in a step only to be reduced",
         calls.places(found),
         calls.interval(ms, calls.ends(asked, every)).within(whole),
         True,
         100 * ms / whole,
         (
-            f"listing the places, gathering the values{' and their gradients' * (len(every) > len(found))} take "
-            f"{ms:.3g} ms; a device waits for their number",
-            "shapes tell it: it holds where the sum takes what was chosen",
+            f"listing the positions and gathering the values{' and their gradients' * (len(every) > len(found))} take "
+            f"{ms:.3g} ms; on a device this waits for their number",
+            "inferred from shapes: valid if the reduction takes the selected values",
         ),
         "torch.where(mask, x, 0).sum(), divided by mask.sum() for a mean; results differ by rounding",
     )

@@ -18,7 +18,7 @@ LEAST_NODES = 4
 """Minimum number of operators recorded for gradients for them not to be accidental."""
 
 
-@question("gradients", "Are gradients recorded that nobody uses?", number="Q4")
+@question("gradients", "Are operators recorded for gradients that are not used?", number="Q4")
 def gradients(asked: Asked) -> Iterator[Advice]:
     """Operators that were recorded for gradients in a step without a backward pass.
 
@@ -46,8 +46,8 @@ def gradients(asked: Asked) -> Iterator[Advice]:
         False,
         100 * value / whole,
         (
-            f"recording takes {RECORDING_US[0]:g} to {RECORDING_US[2]:g} µs an operator, and keeps what they computed "
-            "in memory",
+            f"recording takes {RECORDING_US[0]:g} to {RECORDING_US[2]:g} µs per operator, and keeps intermediate "
+            "results in memory",
         ),
         "with torch.inference_mode(): around the call",
         None,
@@ -59,7 +59,7 @@ TRAINING = {"aten::batch_norm": 5, "aten::dropout": 2}
 """Operators that behave differently in training mode → the position of the argument that sets the mode."""
 
 
-@question("training-mode", "Is the model in training mode, and nothing trains?", number="Q4")
+@question("training-mode", "Is the model in training mode, although nothing trains?", number="Q4")
 def training_mode(asked: Asked) -> Iterator[Advice]:
     """Dropout and batch norm in training mode in a step without a backward pass; the gain is the time of dropout.
 
@@ -81,14 +81,14 @@ def training_mode(asked: Asked) -> Iterator[Advice]:
     named = [f"{count} call{'s' * (count > 1)} of {what}" for count, what in counts if count]
     yield Advice(
         "training-mode",
-        f"the model is in training mode, and nothing trains: {' and '.join(named)}",
+        f"the model is in training mode, although nothing trains: {' and '.join(named)}",
         calls.places(found),
         calls.interval(ms, calls.ends(asked, dropouts or found)).within(whole),
         not dropouts,
         100 * ms / whole,
-        ("results are drawn by chance" if dropouts else "results depend on the other samples of the batch",),
-        "model.eval(); and F.dropout(..., training=self.training) where a function is called",
-        "results are those that the model was trained for",
+        ("results are random" if dropouts else "results depend on the other samples of the batch",),
+        "model.eval(); and F.dropout(..., training=self.training) where the function is called",
+        "results are those of evaluation mode",
         gain_known=bool(dropouts),
     )
 
@@ -105,10 +105,10 @@ def oversubscription(asked: Asked) -> Iterator[Advice]:
     """More PyTorch threads than cores that the program may use: such threads wait for each other."""
     trace = asked.traced
     if trace.has(Level.KERNEL) or trace.run.imported is not None:
-        raise OfOthers("threads of the host do not tell the time of devices, and other profilers do not tell threads")
+        raise OfOthers("host threads do not explain the time of devices, and other profilers do not record threads")
     count, cores = trace.run.machine.get("torch_threads"), trace.run.machine.cores
     if not isinstance(count, int) or not cores:
-        raise AnalysisError("the trace does not tell threads and cores: a run of xsp does")
+        raise AnalysisError("the trace does not have threads and cores: a run of xsp does")
     if count <= cores:
         return
     whole = calls.step_ms(asked)
@@ -117,15 +117,15 @@ def oversubscription(asked: Asked) -> Iterator[Advice]:
     ends = calls.ends(asked, outer)
     yield Advice(
         "oversubscription",
-        f"{count} threads compute on {cores} core{'s' * (cores > 1)}",
+        f"{count} threads share {cores} core{'s' * (cores > 1)}",
         (),
         calls.interval(ms, ends).within(whole),
         True,
         100 * ms / whole,
         (
             f"operators take {ms:.3g} ms of a step; threads without a core wait for those that have one",
-            "what that costs, from nothing to several times the step, depends on how they wait: --try 1 tries it, "
-            "--fill 60s times single calls with both",
+            "the cost, from nothing to several times the step, depends on how they wait: --try 1 tries it, "
+            "--fill 60s times single calls with both numbers",
         ),
         f"OMP_NUM_THREADS={cores}, or torch.set_num_threads({cores})",
         None,

@@ -26,7 +26,7 @@ _HOLD = (str(Kind.STEP), str(Kind.FORWARD), str(Kind.MODULE))
 _OUTSIDE = (str(Kind.FORWARD), str(Kind.BACKWARD), str(Kind.OPTIMIZER), str(Kind.DATA))
 
 
-@question("stall", "Does the host do something that is no operator?", number="Q4")
+@question("stall", "Does the host spend time outside operators?", number="Q4")
 def stall(asked: Asked) -> Iterator[Advice]:
     """Time inside a module, or inside the step, that no operator, module or phase inside it covers.
 
@@ -55,17 +55,17 @@ def stall(asked: Asked) -> Iterator[Advice]:
             several = "the step, outside the model and its phases," if has_model else "the step"
         yield Advice(
             "stall",
-            f"{several} spend{'s' * (len(those) == 1)} {gain.value:.3g} ms in no operator",
+            f"{several} spend{'s' * (len(those) == 1)} {gain.value:.3g} ms outside operators",
             where,
             gain,
             repeats < LEAST_REPEATS,
             100 * gain.value / whole,
             (
-                f"{gap.value:.3g} ms in which no operator, module or phase inside runs"
+                f"{gap.value:.3g} ms in which no operator, module or phase runs inside"
                 + (f"; {gap.low:.3g} to {gap.high:.3g} ms in {repeats} recorded steps" if repeats > 1 else ""),
-                f"{usual:.3g} ms are taken off, which Python needs around "
+                f"{usual:.3g} ms are subtracted for Python code around "
                 f"{sum(len(each.inside) for each in those):,} calls"
-                + (f", {freed:.3g} ms of it to give memory back to the system" if freed >= calls.LEAST_MS else ""),
+                + (f", {freed:.3g} ms of them for returning memory to the system" if freed >= calls.LEAST_MS else ""),
             ),
             "look for sleeping, locks, files, printing, NumPy or Python loops there; `xsp report` shows the gap on the "
             "timeline",

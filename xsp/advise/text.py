@@ -30,15 +30,15 @@ def page(found: Advised, limit: int | None = None, history: str | None = None) -
         lines += ["", *_wrapped(_nothing(found), "")]
     for number, piece in enumerate(shown, 1):
         if piece.option and (number == 1 or not shown[number - 2].option):
-            lines += ["", "less time for other results, if those are good enough:"]
+            lines += ["", "faster with less accurate results, if they are good enough:"]
         lines += ["", *_piece(number, piece, a_step(found.step))]
     lines += _together(found)
     rest = len(found.advice) - len(shown)
     notes = [f"{rest} more: --limit {len(found.advice)}"] if rest else []
-    notes += [f"left out, as they {why}: {count}" for why, count in found.left_out.items()]
+    notes += [f"left out, because they {why}: {count}" for why, count in found.left_out.items()]
     lines += ["", *notes] if notes else []
     if found.unanswered:
-        lines += ["", "could not be asked:"]
+        lines += ["", "could not be answered:"]
         for reason, names in _by_reason(found).items():
             lines += _wrapped(f"{', '.join(names)}: {plain(reason)}", "  ")
     lines += ["", *_wrapped(history, "")] if history else []
@@ -123,17 +123,17 @@ def _together(found: Advised) -> list[str]:
         return []
     numbers = {id(piece): number for number, piece in enumerate(found.advice, 1)}
     order = ", then ".join(f"{numbers[id(part.piece)]} (+{duration(part.adds_ms)})" for part in found.together.parts)
-    text = f"together: {duration(found.together.ms)}, in this order: {order}; what several change counts once"
+    text = f"together: {duration(found.together.ms)}, in this order: {order}; calls that several change count once"
     if found.together.unknown:
-        text += f"; {found.together.unknown} more are not in it, as they do not tell which calls they change"
+        text += f"; {found.together.unknown} more are not included, because the calls that they change are unknown"
     return ["", *_wrapped(text, "")]
 
 
 def _nothing(found: Advised) -> str:
     count = len(found.asked)
     if not count:
-        return "Nothing can be said of it: no question could be asked."
-    return f"Nothing to advise: {count} question{'s' * (count > 1)} found nothing that is worth changing."
+        return "No advice: no question could be answered."
+    return f"Nothing to advise: {count} question{'s' * (count > 1)} found nothing worth changing."
 
 
 def _by_reason(found: Advised) -> dict[str, list[str]]:

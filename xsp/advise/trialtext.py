@@ -16,7 +16,7 @@ MOST_ROWS = 20
 
 def head() -> str:
     """Return the heading of the table of trials."""
-    return "tried, without and with it in turns:\n" + _row("trial", "promised", "gained [95 %]", "turns")
+    return "trials, without and with each change in turns:\n" + _row("trial", "predicted", "gained [95 %]", "turns")
 
 
 def lines(found: Tried) -> str:
@@ -31,9 +31,9 @@ def lines(found: Tried) -> str:
     gained = f"{_interval(found.real)} {found.real_percent or 0:.0f} %"
     told = [found.results] if found.results else []
     if found.real.low <= 0 <= found.real.high:
-        told.insert(0, "whether it gains is not certain: more turns tell, --turns 20")
+        told.insert(0, "the gain is not certain: take more turns, --turns 20")
     elif found.real.high < 0:
-        told.insert(0, "it makes the step slower: do not do it")
+        told.insert(0, "it makes the step slower: do not apply it")
     said = [_row(plain(found.trial), promised, gained, found.turns)]
     return "\n".join([*said, *_under("; ".join([*told, *found.applied[:2]]))])
 
@@ -43,15 +43,15 @@ def history(found: History) -> str:
     if not found.rows:
         return "no advice was tried on this machine: xsp advise RUN --try 3"
     others = [("were not applicable", found.not_applicable), ("failed", found.failed)]
-    first = found.line or "no piece of advice that was tried here could be measured"
+    first = found.line or "no tried piece of advice could be measured here"
     first += "".join(f"; {count} {what}" for what, count in others if count)
     said = textwrap.wrap(first, WIDTH)
-    said += ["", _row("trial", "promised", "gained", "error")]
+    said += ["", _row("trial", "predicted", "gained", "error")]
     for row in found.rows[:MOST_ROWS]:
         said.append(_kept(row))
     rest = len(found.rows) - MOST_ROWS
     said += [f"and {rest} more"] if rest > 0 else []
-    said += [f"{found.elsewhere} of other machines do not count"] if found.elsewhere else []
+    said += [f"{found.elsewhere} trials of other machines are not counted"] if found.elsewhere else []
     said += [f"{found.damaged} files of trials are damaged and left out"] if found.damaged else []
     return "\n".join(said)
 

@@ -124,10 +124,10 @@ def _joined(parts: Sequence[str]) -> str:
 
 _MEANS = {
     "host-bound": "launches come too late",
-    "sync": "the host waits for the device before it launches on",
+    "sync": "the host waits for the device before it launches more",
     "data loading": "the step waits for data",
-    "kernel wait": "what was launched waits",
-    "unknown": "idle, and the trace does not tell why",
+    "kernel wait": "launched work waits",
+    "unknown": "idle, and the trace does not show why",
 }
 
 
@@ -160,7 +160,7 @@ def _answer(name: str) -> Callable[[Asked], Iterator[Advice]]:
         trace = asked.traced
         said = asked.made("verdict", lambda: verdict(asked.answers))
         if said is None:
-            raise OfOthers(f"{trace.name!r} holds no work of a device")
+            raise OfOthers(f"{trace.name!r} has no device work")
         step = asked.step
         if step is not None:
             yield from (piece.advice(step) for piece in said.pieces if piece.question == name)
@@ -171,12 +171,12 @@ def _answer(name: str) -> Callable[[Asked], Iterator[Advice]]:
 
 for _name, _title, _number in (
     ("device-idle", "Why do devices wait?", "Q4"),
-    ("device-communication", "Which communication does nothing hide?", "Q2"),
-    ("device-copies", "Which copies does nothing hide?", "Q4"),
+    ("device-communication", "Which communication does not overlap with computation?", "Q2"),
+    ("device-copies", "Which copies do not overlap with computation?", "Q4"),
     ("device-attention", "Is attention fused?", "Q5"),
     ("device-layout", "Do convolutions change layouts?", "Q3"),
     ("device-fusion", "Which kernels could be fused?", "Q5"),
     ("device-tensor-cores", "Do matrix products use tensor cores?", "Q6"),
-    ("device-roof", "Which kernel is furthest from what the device can do?", "Q3"),
+    ("device-roof", "Which kernel is furthest from the device's roofline?", "Q3"),
 ):
     question(_name, _title, number=_number)(_answer(_name))

@@ -55,7 +55,7 @@ FUNCTIONS: Sequence[Function] = (  # rms_norm and logsumexp are no faster on a C
 )  # fmt: skip
 
 
-@question("written-out", "Which functions are written out that PyTorch has in one operator?", number="Q5")
+@question("written-out", "Which functions are composed of operators, where PyTorch has a single one?", number="Q5")
 def written_out(asked: Asked) -> Iterator[Advice]:
     """Consecutive operators in a module, or in the step, that compute a known function.
 
@@ -82,7 +82,7 @@ def written_out(asked: Asked) -> Iterator[Advice]:
         names = ", ".join(each.name.removeprefix("aten::") for each in several[0])
         yield Advice(
             "written-out",
-            f"{function.name} is written out in {len(several[0])} operators"
+            f"{function.name} is composed of {len(several[0])} operators"
             + (f", {len(several)} times in a step" if len(several) > 1 else ""),
             calls.places([each for those in several for each in those]),
             calls.interval(gain, calls.ends(asked, parts)).within(whole),
@@ -90,8 +90,8 @@ def written_out(asked: Asked) -> Iterator[Advice]:
             100 * gain / whole,
             (
                 f"{names}{' and their gradients' * (len(both) > len(several))} take {ms:.3g} ms; each but one of them "
-                "reads and writes once more what one operator does at once",
-                "the order of the calls tells it: it holds where each takes the result of those before it",
+                "reads and writes memory that a single operator would not",
+                "inferred from the order of calls: valid if each takes the result of those before it",
             ),
             f"{function.do}; results differ by rounding",
         )

@@ -75,7 +75,8 @@ COLLECTIVES = f"""
     read AS (
         SELECT rank, device, recording, step, span_id, name AS full_name, start_ns, end_ns, collective AS by_kernel,
                coalesce({_known("name")}, CASE WHEN contains(caller, ':') THEN caller END) AS name,
-               {_known("communicator")} AS communicator, {_known("id")} AS id, {_known("seq")} AS seq,
+               {_known("communicator")} AS communicator, {_known("group_ranks")} AS group_ranks,
+               {_known("id")} AS id, {_known("seq")} AS seq,
                TRY_CAST({_known("group_size")} AS INTEGER) AS group_size,
                TRY_CAST({_known("in_elements")} AS BIGINT) AS sent, TRY_CAST({_known("out_elements")} AS BIGINT) AS got,
                CASE lower({_known("dtype")}) {_BYTES} END AS element_bytes
@@ -87,14 +88,15 @@ COLLECTIVES = f"""
     ),
     collectives AS MATERIALIZED (
         SELECT rank, device, recording, step, span_id, full_name, start_ns, end_ns, communicator, group_size,
-               collective, coalesce(id, communicator || ':' || seq) AS id,
+               collective, coalesce(id, communicator || ':' || seq || coalesce(' ' || group_ranks, '')) AS id,
                nullif(TRY_CAST(element_bytes * CASE WHEN got IS NULL AND collective = 'all_gather'
                                                THEN sent::HUGEINT * group_size
                                                ELSE greatest(sent, got)::HUGEINT END AS BIGINT), 0) AS bytes
         FROM named
     )
 """
-"""One row per rank and collective; `id` is the same on all of its ranks, or null if the source has none.
+"""One row per rank and collective; `id` is the same on all of its ranks, or null if the source has none. The ranks of
+the group are part of it where they are known: groups without a rank in common may share a name (`split_group`).
 `bytes` is the larger of input and output: the size as the benchmarks of NCCL count it (nccl-tests,
 doc/PERFORMANCE.md). If a source has only the input, the size of an all-gather is the input times the ranks of the
 group."""

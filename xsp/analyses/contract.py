@@ -77,9 +77,9 @@ def _how_recorded(trace: Trace, missing: Sequence[Level]) -> str:
         return "(imported); torch.profiler records modules with with_stack and with_modules, shapes with record_shapes"
     if any(rung.level >= max(missing) and rung.steps for rung in trace.rungs) and Level.KERNEL not in missing:
         why = ": no module was called in them" if Level.LAYER in missing else ""
-        return f"(steps were recorded so deep, and hold none{why})"
+        return f"(steps were recorded at this depth, and hold none{why})"
     if trace.run.levels == "M/L/G" and Level.KERNEL not in missing:
-        return "(no step was recorded so deep, of M/L/G); run more steps, or with a larger budget"
+        return "(of M/L/G, no step was recorded at this depth); run more steps, or use a larger budget"
     where = " on a machine with a GPU" if Level.KERNEL in missing else ""
     return f"(recorded with {trace.run.levels or 'unknown levels'}); record again with --levels M/L/G{where}"
 
@@ -109,7 +109,7 @@ def analysis(
         for taken in ANALYSES.values():
             same = (taken.function.__module__, taken.name) == (function.__module__, made.name)
             if not same and {taken.id.lower(), taken.name} & {identity.lower(), made.name}:
-                raise UsageError(f"there is an analysis {taken.id!r} ({taken.name}); call {made.name} otherwise")
+                raise UsageError(f"there already is an analysis {taken.id!r} ({taken.name}); rename {made.name}")
         ANALYSES[identity] = made
         return made
 

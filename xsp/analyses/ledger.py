@@ -19,7 +19,7 @@ from xsp.store.views import LAYERS
 _COLUMNS = {
     "deepest": "VARCHAR",
     "rung": "VARCHAR",
-    "steps": "INTEGER",
+    "steps": "BIGINT",
     **dict.fromkeys(("step_ms", "added_ms", "low_ms", "high_ms", "added_percent"), "DOUBLE"),
     "spans": "BIGINT",
     "ns_per_span": "DOUBLE",

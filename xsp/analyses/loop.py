@@ -32,7 +32,7 @@ def _unseen(trace: Trace) -> str | None:
     """Return why a trace has no loop, or None if it has one."""
     if trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
         return None
-    return "which steps ran and the time between them are in runs of `xsp run` and xsp.profile alone"
+    return "only runs of `xsp run` and xsp.profile record which steps ran and the time between them"
 
 
 @analysis("loop", "The program's loop", unless=_unseen)
@@ -77,8 +77,8 @@ def _unfollowed(trace: Trace) -> str | None:
     if any(run.between is not None and run.between.gaps for run in trace.run.each_rank):
         return None
     if trace.run.imported is not None:
-        return "the lines between steps are in runs of `xsp run` and xsp.profile alone"
-    return "no step was recorded after which the program went on, or a debugger or coverage traced its lines"
+        return "only runs of `xsp run` and xsp.profile record the lines between steps"
+    return "the program did not continue after a recorded step, or a debugger or coverage traced its lines"
 
 
 @analysis("between", "Lines of the program between steps", unless=_unfollowed)

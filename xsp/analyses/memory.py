@@ -107,8 +107,8 @@ def _no_changes(trace: Trace) -> str | None:
     if trace.con.execute(found).fetchall():
         return None
     return (
-        f"needs each allocation and each freeing of steps, and {trace.name!r} holds none: xsp's own runs say only what "
-        "was allocated; import a trace of torch.profiler with profile_memory=True"
+        f"needs each allocation and deallocation of steps, and {trace.name!r} holds none: xsp's own runs record only "
+        "allocations; import a trace of torch.profiler with profile_memory=True"
     )
 
 

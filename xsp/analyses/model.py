@@ -13,7 +13,17 @@ from xsp.analyses.loop import kinds_of
 from xsp.analyses.roofline import kernels_by_model
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
-from xsp.store.iterations import BareStep, bare_interval, disturbed_interval, disturbed_steps, iterations, steady_steps
+from xsp.store.iterations import (
+    BareStep,
+    bare_interval,
+    count_of,
+    disturbed_interval,
+    disturbed_steps,
+    iterations,
+    mean_ns,
+    percentile_ns,
+    steady_steps,
+)
 from xsp.store.trace import Trace
 
 PLATEAU = 0.05
@@ -23,7 +33,7 @@ PLATEAU = 0.05
 _COLUMNS = {
     "batch_size": "BIGINT",
     **dict.fromkeys(("latency_ms", "low_ms", "high_ms", "median_ms", "p90_ms", "p99_ms", "samples_per_s"), "DOUBLE"),
-    "steps": "INTEGER",
+    "steps": "BIGINT",
     **dict.fromkeys(("loop_ms", "loop_low_ms", "loop_high_ms", "loop_samples_per_s"), "DOUBLE"),
     "samples_from": "VARCHAR",
 }
@@ -33,18 +43,19 @@ _COLUMNS = {
 def model_information(trace: Trace) -> Table:
     """Latency and throughput per batch size, of a step and of the loop that it runs in.
 
-    Latency (trimmed mean, its confidence interval, percentiles) comes from steady steps that were not recorded. If
-    there are too few, or a device still works after the host's step has ended, it comes from steps with the model level
-    only. For steps below 3 ms it comes from bare steps soon after a recorded one, which may take twice as long as
-    others: the lower end of the interval is then halved, and `health` reports it.
+    Latency (trimmed mean, its confidence interval, percentiles) comes from steady steps that were not recorded; rows of
+    the loop that represent several steps weigh as much as these. If there are too few, or a device still works after
+    the host's step has ended, it comes from steps with the model level only. For steps below 3 ms it comes from bare
+    steps soon after a recorded one, which may take twice as long as others: the lower end of the interval is then
+    halved, and `health` reports it.
     `samples_per_s` is batch size over latency, the throughput of the step alone. `loop_ms` is the time of an iteration
     as the program ran, including waiting for data and other time between steps (see `loop`); `loop_samples_per_s` is
     its throughput. Throughput is null if the batch size is unknown. The figures of the loop are null if there are only
     short steps soon after recorded ones. `samples_from` is the source of the batch size.
     """
     rows = []
-    for batch, durations, ends in _bare(trace) or _recorded(trace):
-        mean = summary.trimmed_mean(durations)
+    for batch, steps, ends in _bare(trace) or _recorded(trace):
+        mean = mean_ns(steps)
         around = _around(trace, batch)
         rows.append(
             (
@@ -52,9 +63,9 @@ def model_information(trace: Trace) -> Table:
                 mean / 1e6,
                 ends.lo / 1e6 if ends else None,
                 ends.hi / 1e6 if ends else None,
-                *(summary.percentile(durations, share) / 1e6 for share in (0.5, 0.9, 0.99)),
+                *(percentile_ns(steps, share) / 1e6 for share in (0.5, 0.9, 0.99)),
                 batch / mean * 1e9 if batch else None,
-                len(durations),
+                count_of(steps),
                 *around,
                 _source(trace) if batch else None,
             )
@@ -64,22 +75,23 @@ def model_information(trace: Trace) -> Table:
     return values(trace, "a1", _COLUMNS, rows)
 
 
-_OfSize: TypeAlias = tuple[int | None, list[float], summary.Interval | None]
-"""A batch size, the times of its steps in nanoseconds, and the interval of their trimmed mean."""
+_OfSize: TypeAlias = tuple[int | None, list[BareStep], summary.Interval | None]
+"""A batch size, its steps, and the interval of their trimmed mean in nanoseconds."""
 
 
 def _bare(trace: Trace) -> list[_OfSize]:
-    """Return the times of bare steps by batch size: of steady steps, else of short ones; empty if there are neither."""
+    """Return the bare steps by batch size: steady steps, else short ones; empty if there are neither."""
     steady = steady_steps(trace.con, trace.run)
     interval_of = bare_interval if steady else disturbed_interval
     by_size: dict[int | None, list[BareStep]] = defaultdict(list)
     for step in steady or disturbed_steps(trace.con):
         by_size[step.samples].append(step)
     sizes = sorted(by_size, key=lambda size: (size is None, size))
-    return [(size, [each.dur_ns for each in by_size[size]], interval_of(by_size[size])) for size in sizes]
+    return [(size, by_size[size], interval_of(by_size[size])) for size in sizes]
 
 
 def _recorded(trace: Trace) -> list[_OfSize]:
+    """Return the recorded steps of the lowest rung by batch size; only their times are filled in."""
     found = trace.con.execute(
         f"""
         SELECT batch_size, list(dur_ns::DOUBLE ORDER BY step) FROM alike_spans
@@ -88,7 +100,10 @@ def _recorded(trace: Trace) -> list[_OfSize]:
         GROUP BY batch_size ORDER BY batch_size
         """
     ).fetchall()
-    return [(size, durations, summary.interval(durations)) for size, durations in found]
+    return [
+        (size, [BareStep(place, dur_ns, size) for place, dur_ns in enumerate(durations)], summary.interval(durations))
+        for size, durations in found
+    ]
 
 
 def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
@@ -175,7 +190,7 @@ def model_sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Tabl
     found = (row for trace in traces for row in model_information(trace).select(measured).fetchall())
     rows = sorted(found, key=lambda row: row[0] or 0)
     if not rows or rows[0][0] is None:
-        raise AnalysisError("a sweep needs traces whose batch size is known; state it with profile(batch_size=…)")
+        raise AnalysisError("a sweep needs traces whose batch size is known; set it with profile(batch_size=…)")
     best = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
     table: list[tuple[Any, ...]] = []
     for place, row in enumerate(rows):

@@ -141,12 +141,12 @@ def _clocks(trace: Trace, identity: str) -> tuple[dict[int, Clock], bool]:
     by_id = _has_ids(trace, identity)
     differences, length_ns = _differences(trace, by_id)
     if not differences:
-        raise AnalysisError(f"{identity}: the ranks of {trace.name!r} share no collective that ends on all of them")
+        raise AnalysisError(f"{identity}: the ranks of {trace.name!r} share no collective with an end on all of them")
     widest = max(each.uncertainty_ns for each in differences)
     if not by_id and widest > length_ns:
         raise AnalysisError(
-            f"{identity}: the source does not say which collective is which, and taken in order their ends are apart "
-            f"by {widest / 1e3:.0f} µs, longer than they last; record with a PyTorch that writes sequence numbers"
+            f"{identity}: the source does not number the collectives, and matched in order their ends differ by "
+            f"{widest / 1e3:.0f} µs, more than their duration; record with a PyTorch that writes sequence numbers"
         )
     return align(ranks, differences), by_id
 
@@ -173,8 +173,8 @@ def _has_ids(trace: Trace, identity: str) -> bool:
     if uneven:
         name, fewest, most = uneven[0]
         raise AnalysisError(
-            f"{identity}: the source does not say which collective is which, and the ranks hold different numbers of "
-            f"them ({str(name).split('(')[0]}: {fewest} to {most}, or none on some); record whole steps on all ranks"
+            f"{identity}: the source does not number the collectives, and the ranks hold different numbers of them "
+            f"({str(name).split('(')[0]}: {fewest} to {most}, or none on some); record whole steps on all ranks"
         )
     return False
 

@@ -44,8 +44,8 @@ def _without_a_point(trace: Trace) -> str | None:
     if found:
         return None
     return (
-        "of no kernel both operations and memory traffic are known: record shapes (torch.profiler's record_shapes), "
-        "or counters"
+        "there is no kernel whose operations and memory traffic are both known: record shapes (torch.profiler's "
+        "record_shapes), or counters"
     )
 
 

@@ -52,7 +52,7 @@ def _why_no_masks(trace: Trace) -> str | None:
     """Return why the times of reduced clocks are unknown, or None if they are known."""
     if trace.con.execute(f"SELECT 1 FROM samples WHERE name = '{MASK}' LIMIT 1").fetchall():
         return None
-    reason = _absent(trace).get("nvml") or "no device of NVIDIA was sampled"
+    reason = _absent(trace).get("nvml") or "no NVIDIA device was sampled"
     return f"reasons for lower clocks were not sampled ({reason})"
 
 

@@ -180,5 +180,5 @@ def _why_null(work: Work, ns: float) -> str | None:
     if not work.flops:
         return "no FLOPs"
     if 100 * (work.peaked_flops or 0.0) < ENOUGH * work.flops:
-        return f"no peak of {work.precision}"
+        return f"no peak for {work.precision}"
     return None if ns > 0 else "no time"

@@ -39,7 +39,7 @@ def page(what: str, timings: Timings, found: Sequence[Curve], seconds: float | N
     count = sum(len(each.timings) for each in found)
     spent = "" if seconds is None else f", {made:,} of them now, in {seconds:.1f} s"
     lines = [f"{what}: {count:,} timings{spent}", plain(timings.environment.name)]
-    again = "type it without --list" if seconds is None else "type it again"
+    again = "run it without --list" if seconds is None else "run it again"
     lines += [f"{left:,} sizes have no timing yet: {again}"] if left else []
     shaped = [each for each in found if each.shape is not None]
     if shaped:
@@ -49,7 +49,7 @@ def page(what: str, timings: Timings, found: Sequence[Curve], seconds: float | N
             lines += [row.replace(KEPT, " ") for row in rows]
         lines += ["", "latency: α of the first piece; GB/s: 1/β of the last one; best: highest rate"]
         if any(each.ranks and each.threads > 1 for each in found):
-            lines += ["ranks × N: of N threads each"]
+            lines += ["ranks × N: N threads per rank"]
         low, high = _range(shaped)
         lines += ["", f"GB/s by size, {size(low)} to {size(high)}, each row up to its own best"]
         lines += [f"{plain(each.name)[:NAME]:{NAME}} {_bars(each, low, high)}" for each in shaped]
@@ -93,11 +93,11 @@ def _fits(shaped: Sequence[Curve]) -> list[str]:
     middle = sorted(held)[len(held) // 2] if held else None
     lines = []
     if middle is not None:
-        lines.append(f"every other size, predicted from the rest: {100 * middle:.1f}% off (median of the curves)")
+        lines.append(f"every other size, predicted from the rest: {100 * middle:.1f}% error (median over the curves)")
     if worst[1].leaves:
-        where = f"{worst[0].name} at {size(worst[1].worst_at)}, {100 * worst[1].worst:.0f}% off"
+        where = f"{worst[0].name} at {size(worst[1].worst_at)}, {100 * worst[1].worst:.0f}%"
         count = sum(each.leaves for _, each in those)
-        lines.append(f"{count} of {len(those)} leave their model by more than 10% somewhere; most: {plain(where)}")
+        lines.append(f"{count} of {len(those)} differ from their fit by more than 10% somewhere; most: {plain(where)}")
     far = sum(each.reach > each.pieces[-1].until for _, each in those)
     lines.append(f"beyond the largest size: {far} of {len(those)} may be extrapolated 2× or 4×, the others not at all")
     return lines
@@ -144,7 +144,7 @@ def notes(found: Sequence[Curve], cores: int | None) -> list[str]:
     """
     made = []
     if any(each.ranks for each in found):
-        made.append("The ranks are processes of this machine: loopback is no network.")
+        made.append("The ranks are processes on this machine: loopback is not a network.")
         most = max(each.ranks * each.threads for each in found)
         if cores is None or most >= cores:
             made.append(
@@ -152,7 +152,7 @@ def notes(found: Sequence[Curve], cores: int | None) -> list[str]:
                 "cores."
             )
     if any(each.family.group == STORAGE for each in found):
-        made.append("Storage is shared with the system and, in a virtual machine, with others; it may be cached below.")
+        made.append("Storage is shared with the system and, in a virtual machine, with others; the host may cache it.")
     drift = max((each.canary for each in found if each.canary is not None), default=1.0)
     if drift >= DISTURBED:
         made.append(f"disturbed: fixed work took {slowed(drift)} meanwhile; repeat with --again on a quiet machine")
@@ -252,7 +252,7 @@ def shape_as_json(shape: Shape) -> dict[str, Any]:
 def section(what: str, timings: Timings, found: Sequence[Curve]) -> Section:
     """Return the section of a run's report: one chart of rates over sizes per group, and a table of shapes."""
     said = notes(found, timings.cores)
-    parts: list[Any] = [Text(" ".join(map(plain, said)) or "Rates over sizes, and their shapes.")]
+    parts: list[Any] = [Text(" ".join(map(plain, said)) or "Rates by size, and their fitted curves.")]
     shaped = [each for each in found if each.shape is not None]
     for group in dict.fromkeys(each.family.group for each in shaped):
         those = [each for each in shaped if each.family.group == group]

@@ -27,7 +27,7 @@ def prepared(name: str, size: int) -> Prepared:
     if not torch.cuda.is_available():
         raise NotTimeable("there is no device here")
     if name == "peer-copy" and torch.cuda.device_count() < 2:
-        raise NotTimeable("there is one device here, and a peer is another one")
+        raise NotTimeable("there is only one device here, and a peer copy needs two")
     if not FAMILIES[name].most:
         return timed_by_itself(_of_no_bytes(name), most_calls=500)
     if name == "zero-copy" or name.startswith("managed-"):
@@ -109,7 +109,7 @@ class _Pages:
         self.size, self.runtime, address = size, runtime, ctypes.c_void_p()
         status = runtime.cudaMallocManaged(ctypes.byref(address), ctypes.c_size_t(size), ctypes.c_uint(1))
         if status or not address.value:
-            raise NotTimeable(f"the device gives no managed memory (CUDA error {status})")
+            raise NotTimeable(f"managed memory cannot be allocated (CUDA error {status})")
         self.address: int = address.value
         self.__cuda_array_interface__ = {
             "shape": (size // 4,), "typestr": "<f4", "data": (self.address, False), "version": 3
@@ -128,7 +128,7 @@ class _Pages:
         else:
             status = self.runtime.cudaMemPrefetchAsync(where, size, ctypes.c_int(0), stream)
         if status:
-            raise NotTimeable(f"the device prefetches no managed memory (CUDA error {status})")
+            raise NotTimeable(f"managed memory cannot be prefetched (CUDA error {status})")
 
     def __del__(self) -> None:
         if getattr(self, "address", 0):

@@ -206,7 +206,7 @@ def dtype(tensor: Tensor) -> torch.dtype:
     """
     found = getattr(torch, tensor.dtype or "", None)
     if not isinstance(found, torch.dtype) or found.is_floating_point is None or str(found).startswith("torch.q"):
-        raise NotTimeable(f"there are no inputs of type {tensor.dtype or 'unknown'}")
+        raise NotTimeable(f"no inputs can be generated of type {tensor.dtype or 'unknown'}")
     return found
 
 

@@ -73,16 +73,16 @@ def asked(
     """
     if what == COLLECTIVES:
         if not all(2 <= each <= MOST_RANKS for each in ranks):
-            raise UsageError(f"collectives are of 2 to {MOST_RANKS} ranks on this machine: --ranks 2,4")
+            raise UsageError(f"collectives need 2 to {MOST_RANKS} ranks on this machine: --ranks 2,4")
         names = transfers.named(families, OF_RANKS)
         specs = [each for count in threads or (1,) for each in transfers.of_collectives(names, ranks, count)]
         return Asked(tuple(specs), names=tuple(names))
     try:
         place = directory or Path(tempfile.gettempdir())
     except OSError as error:
-        raise UsageError(f"no folder takes temporary files ({error.strerror}): name one, --directory DIR") from error
+        raise UsageError(f"no folder accepts temporary files ({error.strerror}): name one, --directory DIR") from error
     if not place.is_dir():
-        raise UsageError(f"{place}: no folder; storage is timed in one: --directory DIR")
+        raise UsageError(f"{place}: not a folder; name one in which to time storage: --directory DIR")
     names = transfers.named(families, FAMILIES)
     devices = len(timings.environment.equal.get("devices") or ())
     names, refused = _here(names, devices, place, times)
@@ -104,14 +104,14 @@ def _here(names: Sequence[str], devices: int, place: Path, times: bool) -> tuple
     lacking = (
         ("no device here", "there is no device here, which is needed for {}",
          () if devices else [each.name for each in every if each.device]),
-        ("one device here", "there is one device here, and two are needed for {}",
+        ("only one device here", "there is only one device here, and two are needed for {}",
          () if devices > 1 else [each.name for each in every if each.peers]),
-        ("one NUMA node here", "there is one NUMA node here, and two are needed for {}",
+        ("only one NUMA node here", "there is only one NUMA node here, and two are needed for {}",
          () if numanodes.pair() else [each.name for each in every if each.nodes]),
-        (why_not or "", f"{why_not}, so there is nothing to time {{}} with: name another folder, --directory DIR",
+        (why_not or "", f"{why_not}, so {{}} cannot be timed: name another folder, --directory DIR",
          own if why_not else ()),
-        (f"files of {place} ({kind}) are memory",
-         f"files of {place} ({kind}) are memory, and a disk is needed for {{}}: name a folder of one, --directory DIR",
+        (f"files in {place} ({kind}) are in memory",
+         f"files in {place} ({kind}) are in memory, and a disk is needed for {{}}: name another one, --directory DIR",
          [each.name for each in every if each.disk] if kind in IN_MEMORY else ()),
     )  # fmt: skip
     found, refused = list(names), []
@@ -132,9 +132,9 @@ def _no_room(place: Path, size: int) -> str | None:
         with tempfile.TemporaryFile(dir=place):
             free = os.statvfs(place)
     except OSError as error:
-        return f"no file can be made in {place} ({error.strerror or error})"
+        return f"no file can be created in {place} ({error.strerror or error})"
     if free.f_bavail * free.f_frsize < ROOM * size:
-        return f"no file fits into {place} (it takes {ROOM * size >> 20} MiB of room)"
+        return f"{place} has too little room ({ROOM * size >> 20} MiB are needed)"
     return None
 
 

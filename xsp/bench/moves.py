@@ -52,7 +52,7 @@ class Transfers:
             return _memory(name, size)
         if family.group == PROCESSES:
             if size > MESSAGE_BYTES:
-                raise NotTimeable(f"messages have up to {MESSAGE_BYTES >> 20} MiB")
+                raise NotTimeable(f"messages are limited to {MESSAGE_BYTES >> 20} MiB")
             return timed_by_itself(_partner(directory() if family.in_folder else None).timed(name, size))
         return devicemoves.prepared(name, size) if family.group == DEVICE else _storage(name, size)
 
@@ -87,7 +87,7 @@ def _memory(name: str, size: int) -> Prepared:
 def _first_touch(size: int, huge: bool) -> Callable[[int], int]:
     advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
     if advice is None:
-        raise NotTimeable("this system has no huge pages to ask for")
+        raise NotTimeable("this system has no huge pages")
     if huge and "[never]" in _setting("/sys/kernel/mm/transparent_hugepage/enabled"):
         raise NotTimeable("huge pages are switched off")
 
@@ -98,7 +98,7 @@ def _first_touch(size: int, huge: bool) -> Callable[[int], int]:
             try:
                 fresh.madvise(advice)
             except OSError as error:
-                raise NotTimeable(f"huge pages cannot be asked for ({error.strerror})") from error
+                raise NotTimeable(f"huge pages cannot be requested ({error.strerror})") from error
             view = np.frombuffer(fresh, np.uint8)
             began = time.perf_counter_ns()
             view[::PAGE] = 1
@@ -161,7 +161,7 @@ def _file(purpose: str, size: int) -> int:
             os.fsync(file.fileno())
             return os.dup(file.fileno())
     except OSError as error:
-        raise _refusal(error, f"{place}: no file can be made there ({error.strerror})") from error
+        raise _refusal(error, f"{place}: no file can be created there ({error.strerror})") from error
 
 
 def _storage(name: str, size: int) -> Prepared:
@@ -180,7 +180,7 @@ def _storage(name: str, size: int) -> Prepared:
     def moved(a: memoryview) -> None:
         done = os.preadv(number, [a], 0) if name.startswith("read") else os.pwritev(number, [a], 0)
         if done != size:
-            raise OSError(f"{done} of {size} bytes")
+            raise OSError(f"only {done} of {size} bytes were transferred")
         if name == "write-fsync":
             os.fsync(number)
 
@@ -199,12 +199,12 @@ def _direct(number: int) -> int:
     try:
         return os.open(f"/proc/self/fd/{number}", os.O_RDWR | os.O_DIRECT)
     except (OSError, AttributeError) as error:
-        raise NotTimeable("this file system does not let the page cache be passed by") from error
+        raise NotTimeable("this file system does not support direct I/O") from error
 
 
 def _cold(number: int, into: memoryview) -> Callable[[int], int]:
     if not hasattr(os, "posix_fadvise"):
-        raise NotTimeable("this system does not drop pages when asked to")
+        raise NotTimeable("this system does not drop cached pages on request")
     size = len(into)
 
     def batch(calls: int) -> int:
@@ -215,7 +215,7 @@ def _cold(number: int, into: memoryview) -> Callable[[int], int]:
             done = os.preadv(number, [into], 0)
             took += time.perf_counter_ns() - began
             if done != size:
-                raise OSError(f"{done} of {size} bytes")
+                raise OSError(f"only {done} of {size} bytes were transferred")
         return took
 
     return batch

@@ -66,7 +66,7 @@ def memory(size: int, node: int) -> ctypes.Array[ctypes.c_char]:
     """
     number = _MBIND.get(platform.machine())
     if number is None:
-        raise OSError(errno.ENOSYS, f"how memory is bound to a NUMA node is not known for {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"binding memory to a NUMA node is not supported on {platform.machine()}")
     found = mmap.mmap(-1, size)
     held = (ctypes.c_char * size).from_buffer(found)
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
@@ -90,7 +90,7 @@ def copying(size: int, far: bool) -> Callable[[int], int]:
     """
     found = pair()
     if found is None:
-        raise OSError(errno.ENODEV, "there is one NUMA node here, and another one is needed")
+        raise OSError(errno.ENODEV, "there is only one NUMA node here, and two are needed")
     own, other = found
     into, source = memory(size, own), memory(size, other if far else own)
 

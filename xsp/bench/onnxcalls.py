@@ -60,7 +60,7 @@ class OnnxRuntime:
             wanted = min(rotated_bytes // weight_bytes + 1, (limit_bytes - held - made) // (2 * weight_bytes) + 1)
             copies = max(1, min(MOST_SESSIONS, wanted))
             if copies < wanted:
-                notes.append(f"weights are rotated through {copies * weight_bytes / 2**20:.3g} MiB alone")
+                notes.append(f"weights rotate through only {copies * weight_bytes / 2**20:.3g} MiB")
         values = _Values()
         runs = [_Run(model, values, spec.threads) for _ in range(copies)]
         return Prepared(
@@ -96,7 +96,7 @@ class _Model:
         for call, wires in zip(block.calls, block.wiring, strict=True):
             self._add(call, wires)
         if not self.given:
-            raise NotTimeable("it computes with constants alone, as ONNX Runtime does when it loads a file")
+            raise NotTimeable("all its inputs are constants, so ONNX Runtime computes it when it loads the file")
 
     @property
     def outputs(self) -> dict[str, Tensor]:
@@ -133,7 +133,7 @@ class _Model:
         if high is not None:
             self.high[name] = high
         elif not (tensor.dtype or "").startswith(("float", "bool")):
-            self.notes.append(f"values of {call.op} are ones: no rule is known")
+            self.notes.append(f"inputs of {call.op} are ones: no rule for their values is known")
         (self.weights if number in self._lasting else self.given)[name] = tensor
         return name
 
@@ -187,7 +187,7 @@ class _Run:
         except Exception as error:  # ONNX Runtime's errors have no other common base class
             raise NotTimeable(f"ONNX Runtime does not run it ({_first(error)})") from error
         if shapes != [each.shape for each in model.outputs.values()]:
-            raise NotTimeable("its outputs have other shapes with the values that are made up for it")
+            raise NotTimeable("its outputs have different shapes with generated input values")
 
     def __call__(self) -> None:
         """Run the session once."""
@@ -271,7 +271,7 @@ def _attributes(onnx: Any, call: Call, op: str, domain: str, version: int) -> li
         kind = declared[name].type if name in declared else None
         text = str(value)
         if (kind is not None and kind.name.startswith(held)) or text.startswith(("tensor ", "graph of ")):
-            raise NotTimeable(f"the attribute {name} of {call.op} is in its file alone")
+            raise NotTimeable(f"the attribute {name} of {call.op} is only in its file")
         given = list(value) if isinstance(value, tuple) else value
         made.append(onnx.helper.make_attribute(name, given, attr_type=None if kind is None else kind.value))
     return made
@@ -288,7 +288,7 @@ def _type(tensor: Tensor) -> np.dtype[Any]:
     try:
         return np.dtype(tensor.dtype)
     except TypeError:
-        raise NotTimeable(f"there are no inputs of type {tensor.dtype}") from None
+        raise NotTimeable(f"no inputs can be generated of type {tensor.dtype}") from None
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -337,7 +337,7 @@ def _sizes(call: Call, place: int, tensor: Tensor) -> np.ndarray | None:
     found = solve(call, call.inputs[0].shape or (), call.outputs[0].shape or (), tensor)
     made = np.asarray(found)
     if made.size != prod(tensor.shape or ()):
-        raise NotTimeable(f"which values {call.op} takes as sizes does not follow from its shapes")
+        raise NotTimeable(f"the sizes that {call.op} takes as values cannot be derived from its shapes")
     return made
 
 

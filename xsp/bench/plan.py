@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from xsp import plugins
 from xsp.bench.environment import caches
@@ -20,6 +21,9 @@ from xsp.graph.blocks import LASTING, WEIGHT_BYTES, Block, block, windows
 from xsp.graph.node import Graph, Node, NodeKind, Source
 from xsp.processes import cores
 from xsp.version import __version__
+
+if TYPE_CHECKING:
+    from xsp.bench.variants import Variant
 
 Progress = Callable[[str, int, int], None]
 """Callback that is given the name of what is timed, the number of specs done, and the total."""
@@ -92,21 +96,35 @@ def specs(
     ]
 
 
+def check_names(variants: Iterable[str] = (), runtimes: Iterable[str] = ()) -> None:
+    """Check names of variants and of runtimes, for which no graph is needed.
+
+    Raises:
+        BenchError: there is no such variant or runtime, or the library of a runtime is not installed.
+    """
+    for name in variants:
+        if name != AS_RUN:
+            _variant(name)
+    _check_runtimes(runtimes)
+
+
 def _applies(spec: Spec) -> bool:
     """Return whether a variant may compute a block in a different way.
 
     Raises:
         BenchError: there is no such variant.
     """
+    return _variant(spec.variant).applies(spec)
+
+
+def _variant(name: str) -> Variant:
     from xsp.bench.variants import PRECISIONS, VARIANTS, named
 
-    variant = named(spec.variant)
+    variant = named(name)
     if variant is None:
         known = (AS_RUN, *VARIANTS, *PRECISIONS)
-        raise BenchError(
-            f"there is no variant {spec.variant!r}{nearest(spec.variant, known)}; there are {', '.join(known)}"
-        )
-    return variant.applies(spec)
+        raise BenchError(f"there is no variant {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    return variant
 
 
 def coverage(pairs: Iterable[tuple[Spec, int]], timings: Timings) -> tuple[float, float]:
@@ -177,7 +195,7 @@ def fill(
         BenchError: no time, no such runtime, torch is not installed, or timings cannot be written.
     """
     if not 0 < seconds < math.inf:
-        raise BenchError(f"a budget of {seconds:g} s times nothing: give seconds above 0, --budget 60s")
+        raise BenchError(f"a budget of {seconds:g} s is too short: give seconds above 0, --budget 60s")
     pairs: dict[str, tuple[Spec, int]] = {}
     for each in wanted:
         spec, count = each if isinstance(each, tuple) else (each, 1)
@@ -228,7 +246,7 @@ def refusal(spec: Spec) -> str:
         return ""
     nodes = [call.op for call in spec.block.calls if call.op.startswith("onnx::")]
     if nodes and spec.runtime == "torch":
-        return f"{nodes[0]} is a node of ONNX, no operator of torch"
+        return f"{nodes[0]} is an ONNX node, not an operator of torch"
     return without_inputs(spec.block)
 
 
@@ -246,12 +264,12 @@ def _check_runtimes(asked: Iterable[str]) -> None:
     for name in asked:
         if name == ONNX_RUNTIME and not has_onnx_runtime():
             raise BenchError(
-                "nodes of ONNX are timed by ONNX Runtime, which is missing: pip install 'xsp[onnxruntime]'"
+                "ONNX nodes are timed by ONNX Runtime, which is not installed: pip install 'xsp[onnxruntime]'"
             )
         if name not in known:
             raise BenchError(
                 f"there is no runtime {name!r}{nearest(name, known)}; there are {', '.join(known) or 'none'}; after an "
-                "update of xsp, install it anew: pip install -e ."
+                "update of xsp, reinstall it: pip install -e ."
             )
 
 

@@ -208,7 +208,7 @@ def be(parent: int, rank: int, count: int, threads: int, store: int, answers: in
                 say(_done(json.loads(line), rank, groups, buffers))
             except Exception as error:
                 first = next(iter(str(error).splitlines()), "")
-                say({"error": f"gloo refuses it: {type(error).__name__}: {first[:160]}"})
+                say({"error": f"gloo rejects it: {type(error).__name__}: {first[:160]}"})
     os._exit(0)  # skips the cleanup of process groups, which would wait for other ranks
 
 

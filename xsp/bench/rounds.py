@@ -234,7 +234,7 @@ def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
     status, reasons = Status.OK, [seat.prepared.notes] if seat.prepared.notes else []
     if seat.half() > WIDE:
         status = Status.UNSTABLE
-        reasons.append(f"half its interval is {100 * seat.half():.0f} % of the figure")
+        reasons.append(f"half of its interval is {100 * seat.half():.0f} % of its mean")
     if seat.spec.block.calls and middle <= floor:
         status = Status.QUICK
         reasons.append(f"not longer than an empty call, {floor / 1000:.1f} µs")

@@ -132,9 +132,9 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], noise: float = 0.0, mo
         UsageError: there are too few points, or a point is invalid.
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < FEWEST:
-        raise UsageError(f"a curve needs {FEWEST} sizes, each with its time; there are {len(set(sizes))}")
+        raise UsageError(f"a curve needs {FEWEST} distinct sizes, each with a time; there are {len(set(sizes))}")
     if len(set(sizes)) != len(sizes) or not all(math.isfinite(each) and each > 0 for each in (*sizes, *seconds)):
-        raise UsageError("sizes and times of a curve are above 0, and each size is there once")
+        raise UsageError("sizes and times of a curve must be above 0, and each size must occur once")
     order = np.argsort(sizes)
     x, t = np.asarray(sizes, float)[order], np.asarray(seconds, float)[order]
     cuts = _cuts(x, t, max(noise, LEAST_NOISE), most)

@@ -183,7 +183,7 @@ def without_inputs(block: Block) -> str:
     if not unlike:
         return ""
     types = sorted({each.dtype for each in unlike if each.dtype is not None and each.shape is not None})
-    return f"there are no inputs of type {types[0]}" if types else "shapes or types of its tensors are not known"
+    return f"no inputs can be generated of type {types[0]}" if types else "shapes or types of its tensors are not known"
 
 
 def slowed(ratio: float) -> str:
@@ -224,7 +224,7 @@ def spec_of(timing: Timing) -> Spec:
             Block.from_plain(json.loads(timing.calls)), timing.variant, timing.state, timing.threads, timing.runtime
         )
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"no block ({error})") from error
+        raise ValueError(f"its block is damaged ({error})") from error
     if spec.key != timing.key or spec.block.work_key != timing.work_key:
-        raise ValueError("its key is not that of its calls: another version of xsp took it, or somebody changed it")
+        raise ValueError("its key does not match its calls: another version of xsp took it, or it was changed")
     return spec

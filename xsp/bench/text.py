@@ -45,8 +45,8 @@ def filled(
         plain(name),
         plain(timings.environment.name),
         "",
-        f"blocks       {len(pairs):7,}  different ones of {sum(count for _, count in pairs):,}",
-        f"timed        {len(found) - len(holes):7,}  {len(made):,} of them or of holes now, in {seconds:.1f} s"
+        f"blocks       {len(pairs):7,}  distinct blocks of {sum(count for _, count in pairs):,}",
+        f"timed        {len(found) - len(holes):7,}  {len(made):,} taken now, in {seconds:.1f} s"
         + (f" ({starting:.1f} to start)" if starting else ""),
         f"coverage     {100 * expected:6.1f}%  of the expected time, {100 * calls:.1f}% of the blocks",
     ]
@@ -69,17 +69,17 @@ def filled(
 
 
 _WHAT = {
-    Status.UNSTABLE: "timed; the interval is wider than ±5% of the figure",
+    Status.UNSTABLE: "timed; the interval is wider than ±5% of the mean",
     Status.QUICK: "timed; not longer than an empty call",
-    Status.MISSING: "the budget was not enough: type it again",
-    Status.FAILED: "cannot be run by themselves",
+    Status.MISSING: "the budget was too short: run it again",
+    Status.FAILED: "cannot be run in isolation",
     Status.TIMED_OUT: "one batch takes too long",
-    Status.TOO_LARGE: "need more memory than they may take",
-    Status.DIFFERENT: "variants with other results",
+    Status.TOO_LARGE: "need more memory than is allowed",
+    Status.DIFFERENT: "variants with different results",
 }
 
 
-_CALLS = {"overhead/module_call": "a call of a module", "overhead/op_call": "of an operator"}
+_CALLS = {"overhead/module_call": "per module call", "overhead/op_call": "per operator call"}
 
 
 def _row(op: str, count: str, figure: str, half: str, total: str, how: str) -> str:

@@ -87,8 +87,8 @@ class Timings:
             BenchError: the path is a file, or there is not exactly one environment `like`.
         """
         place = default_folder() if folder is None else Path(folder)
-        if place.exists() and not place.is_dir():
-            raise BenchError(f"{place}: timings are a folder; read one file of them with `xsp bench --import FILE`")
+        if os.path.exists(place) and not os.path.isdir(place):  # `Path.exists` raises where a folder above is locked
+            raise BenchError(f"{place}: not a folder of timings; read a file of them with `xsp bench --import FILE`")
         found = cls(place, environment or here())
         found._held = found._read(found.environment.hash)
         if like is not None:
@@ -96,7 +96,7 @@ class Timings:
             fitting = [each for each in known if each.startswith(like)]
             if len(fitting) != 1:
                 shown = ", ".join(known) or "none"
-                raise BenchError(f"{place}: no one environment {like!r}; there are {shown}: see `xsp bench --list`")
+                raise BenchError(f"{place}: {like!r} is not one environment; there are {shown}: see `xsp bench --list`")
             found.like = fitting[0]
             found._borrowed = found._read(fitting[0])
         return found
@@ -150,7 +150,7 @@ class Timings:
         Raises:
             BenchError: the folder, or the nearest one above it, is not writable.
         """
-        nearest = next(each for each in (self.folder, *self.folder.absolute().parents) if each.exists())
+        nearest = next(each for each in (self.folder, *self.folder.absolute().parents) if os.path.exists(each))
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise BenchError(f"{self.folder}: timings cannot be written there; name another folder: --timings DIR")
 
@@ -216,7 +216,7 @@ class Timings:
         except duckdb.Error as error:
             reason = str(error).splitlines()[0][:160]
             raise BenchError(
-                f"{path}: no file of timings ({reason}); one is made with `xsp bench --export FILE`"
+                f"{path}: not a file of timings ({reason}); `xsp bench --export FILE` writes one"
             ) from error
         finally:
             con.close()
@@ -227,14 +227,14 @@ class Timings:
                 timing = _timing(row)
                 environment = descriptions.get(described) or _environment(json.loads(described))
                 if environment.hash != timing.environment:
-                    raise ValueError("its environment is not that of its hash")
+                    raise ValueError("its environment does not match its hash")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 self._problem(f"{path}: {row[2]} ({str(row[0])[:8]}): {error}")
                 continue
             descriptions[described] = environment
             by_environment.setdefault(timing.environment, []).append(timing)
         if found and not by_environment:
-            raise BenchError(f"{path}: none of its {len(found)} timings is whole ({self.problems[-1]})")
+            raise BenchError(f"{path}: none of its {len(found)} timings is valid ({self.problems[-1]})")
         added = 0
         for environment in {each.hash: each for each in descriptions.values()}.values():
             known = {each.key: each.taken_ns for each in self.all_of(environment.hash)}
@@ -274,7 +274,7 @@ class Timings:
             try:
                 timing = _timing(row)
                 if timing.environment != environment:
-                    raise ValueError(f"it is of environment {timing.environment}")
+                    raise ValueError(f"it belongs to environment {timing.environment}")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 self._problem(f"{part}: {row[2]} ({str(row[0])[:8]}): {error}")
                 continue
@@ -290,7 +290,7 @@ class Timings:
             self._problem(f"{path}: the description of an environment cannot be read ({error})")
             return None
         if found.hash != hash_:
-            self._problem(f"{path}: somebody changed this description: it is not what its name is the hash of")
+            self._problem(f"{path}: this description was changed: its hash does not match its name")
             return None
         return found
 
@@ -369,7 +369,7 @@ def _timing(row: Sequence[Any]) -> Timing:
     """
     *values, seal = row
     if seal != _seal(values):
-        raise ValueError("somebody changed this timing")
+        raise ValueError("this timing was changed")
     named = dict(zip((each.name for each in fields(Timing)), values, strict=True))
     named |= {"state": CacheState(named["state"]), "status": Status(named["status"])}
     found = Timing(**{**named, "kernels": tuple(map(str, json.loads(named["kernels"])))})
@@ -388,5 +388,5 @@ def _plain(environment: Environment) -> dict[str, Any]:
 
 def _environment(found: Mapping[str, Any]) -> Environment:
     if found.get(MARK) != VERSION:
-        raise ValueError("no description of an environment, or one of a newer xsp")
+        raise ValueError("not a description of an environment, or one of a newer xsp")
     return Environment(dict(found["equal"]), dict(found["noted"]))

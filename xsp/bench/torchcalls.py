@@ -140,7 +140,7 @@ class Torch:
                 given += made
             sets.append(tuple(given))
         guessed = sorted({call.op for call in spec.block.calls if call.op in written.guessed})
-        notes = f"values of {', '.join(guessed)} are zeros: no rule is known" if guessed else ""
+        notes = f"inputs of {', '.join(guessed)} are zeros: no rule for their values is known" if guessed else ""
         return Prepared(written.function(), sets, kept, notes, flush=flushed(spec, rotated_bytes))
 
 
@@ -306,7 +306,7 @@ def _operator(call: Call) -> tuple[Any, list[Any]]:
     packet = getattr(getattr(torch.ops, namespace, None), name, None) if namespace else None
     operator = getattr(packet, call.overload or "default", None)
     if operator is None:
-        what = "a node of ONNX, no operator of torch" if namespace == "onnx" else "no operator of this torch"
+        what = "an ONNX node, not an operator of torch" if namespace == "onnx" else "not an operator of this torch"
         raise NotTimeable(f"{call.op} is {what}")
     declared = list(operator._schema.arguments)
     if any(word in each.name for each in declared for word in ("file", "path", "uri") if "str" in str(each.type)):
@@ -323,7 +323,7 @@ def _constant(declared: Any, value: Any) -> Any:
             raise NotTimeable(f"its argument {declared.name} is an {value}")
         found = getattr(torch, value, None)
         if found is None:
-            raise NotTimeable(f"the argument {declared.name} is {value!r}, which torch does not know")
+            raise NotTimeable(f"the argument {declared.name} is {value!r}, which torch does not have")
         return found
     return value
 

@@ -73,44 +73,44 @@ FAMILIES = {
     each.name: each
     for each in (
         Family("copy", MEMORY, "a tensor is copied", traffic=2, threaded=True),
-        Family("read", MEMORY, "a tensor is summed up", threaded=True),
+        Family("read", MEMORY, "a tensor is summed", threaded=True),
         Family("write", MEMORY, "a tensor is filled", threaded=True),
-        Family("triad", MEMORY, "a = b + s·c, bytes of one of them", traffic=3, threaded=True),
+        Family("triad", MEMORY, "a = b + s·c, bytes of one array", traffic=3, threaded=True),
         Family("memcpy", MEMORY, "memmove of the C library", traffic=2),
         Family("strided", MEMORY, "every other row of 256 bytes is copied", traffic=2, threaded=True),
         Family("strided-3d", MEMORY, "every other row of 256 bytes of every other plane", traffic=2, threaded=True),
         Family("copy-near-node", MEMORY, "memmove within a NUMA node, by a core of it", traffic=2, nodes=True),
         Family("copy-far-node", MEMORY, "the same from the furthest node", traffic=2, nodes=True),
         Family("first-touch", MEMORY, "fresh pages are written for the first time"),
-        Family("first-touch-huge", MEMORY, "the same, huge pages asked for", least=4 * MIB),
+        Family("first-touch-huge", MEMORY, "the same with huge pages", least=4 * MIB),
         Family("shared-memory", PROCESSES, "one writes into a memfd, the other reads and answers", traffic=2),
         Family("mapped-file", PROCESSES, "the same with a file that both map", traffic=2),
-        Family("pipe", PROCESSES, "a message through a pipe, and its answer of a byte"),
+        Family("pipe", PROCESSES, "a message through a pipe, answered by one byte"),
         Family("unix-socket", PROCESSES, "the same through a UNIX socket"),
         Family("tcp-loopback", PROCESSES, "the same through TCP on loopback"),
         Family("tcp-loopback-duplex", PROCESSES, "both send at once", most=16 * MIB),
         Family("write-buffered", STORAGE, "into the page cache"),
-        Family("write-fsync", STORAGE, "until the system says that it is stored", most=16 * MIB, disk=True),
+        Family("write-fsync", STORAGE, "until the system reports it as stored", most=16 * MIB, disk=True),
         Family("read-cached", STORAGE, "from the page cache"),
-        Family("read-cold", STORAGE, "pages are dropped from the cache before", cold=True, disk=True),
-        Family("read-mapped", STORAGE, "a mapped file, of which each page is touched"),
-        Family("read-direct", STORAGE, "past the page cache", disk=True),
-        Family("write-direct", STORAGE, "past the page cache", most=16 * MIB, disk=True),
-        Family("host-to-device-pageable", DEVICE, "from ordinary memory", device=True),
+        Family("read-cold", STORAGE, "after its pages are dropped from the cache", cold=True, disk=True),
+        Family("read-mapped", STORAGE, "a mapped file, each page is touched"),
+        Family("read-direct", STORAGE, "bypassing the page cache", disk=True),
+        Family("write-direct", STORAGE, "bypassing the page cache", most=16 * MIB, disk=True),
+        Family("host-to-device-pageable", DEVICE, "from pageable memory", device=True),
         Family("host-to-device-pinned", DEVICE, "from pinned memory", device=True),
-        Family("device-to-host-pageable", DEVICE, "to ordinary memory", device=True),
+        Family("device-to-host-pageable", DEVICE, "to pageable memory", device=True),
         Family("device-to-host-pinned", DEVICE, "to pinned memory", device=True),
-        Family("both-ways-pinned", DEVICE, "host to device and back at once", device=True),
+        Family("both-ways-pinned", DEVICE, "host to device and device to host at once", device=True),
         Family("device-copy", DEVICE, "within a device", traffic=2, device=True),
-        Family("device-read", DEVICE, "a tensor of a device is summed up", device=True),
-        Family("device-write", DEVICE, "a tensor of a device is filled", device=True),
+        Family("device-read", DEVICE, "a tensor on a device is summed", device=True),
+        Family("device-write", DEVICE, "a tensor on a device is filled", device=True),
         Family("device-strided", DEVICE, "every other row of 256 bytes is copied", traffic=2, device=True),
         Family("zero-copy", DEVICE, "pinned memory of the host is read by a kernel", device=True),
-        Family("managed-demand", DEVICE, "managed pages that lie on the host are read by a kernel", device=True),
-        Family("managed-prefetch", DEVICE, "managed pages that lie on the host are prefetched", device=True),
-        Family("kernel-launch", DEVICE, "the host launches a kernel that does next to nothing", most=0, device=True),
+        Family("managed-demand", DEVICE, "managed pages on the host are read by a kernel", device=True),
+        Family("managed-prefetch", DEVICE, "managed pages on the host are prefetched", device=True),
+        Family("kernel-launch", DEVICE, "the host launches a kernel that does almost nothing", most=0, device=True),
         Family("graph-launch", DEVICE, "the same by a CUDA graph of one kernel", most=0, device=True),
-        Family("synchronize", DEVICE, "the host waits for a device that is idle", most=0, device=True),
+        Family("synchronize", DEVICE, "the host waits for an idle device", most=0, device=True),
         Family("peer-copy", DEVICE, "from one device to another", device=True, peers=True),
     )
 }
@@ -125,18 +125,18 @@ DUPLEX = {
 OF_RANKS = {
     each.name: each
     for each in (
-        Family("all_reduce", COLLECTIVES, "sum of all on all"),
+        Family("all_reduce", COLLECTIVES, "sum over all ranks, on all ranks"),
         Family("broadcast", COLLECTIVES, "from rank 0 to all"),
-        Family("reduce", COLLECTIVES, "sum of all on rank 0"),
+        Family("reduce", COLLECTIVES, "sum over all ranks, on rank 0"),
         Family("all_gather", COLLECTIVES, "bytes of the result"),
         Family("reduce_scatter", COLLECTIVES, "bytes of the input"),
         Family("all_to_all", COLLECTIVES, "bytes of the input"),
-        Family("barrier", COLLECTIVES, "nothing is moved"),
-        Family("send", COLLECTIVES, "rank 0 to rank 1 and back, half of it"),
+        Family("barrier", COLLECTIVES, "no data"),
+        Family("send", COLLECTIVES, "half of a round trip from rank 0 to rank 1"),
         Family("send-both", COLLECTIVES, "ranks 0 and 1 send at once"),
         Family("together-product", COLLECTIVES, "each rank multiplies matrices of 256 × 256"),
         Family("together-copy", COLLECTIVES, "each rank copies 16 MiB"),
-        Family("beside", COLLECTIVES, "each rank multiplies while an all-reduce is on its way"),
+        Family("beside", COLLECTIVES, "each rank multiplies during an all-reduce"),
     )
 }
 
@@ -241,7 +241,7 @@ def named(text: str | None, known: dict[str, Family]) -> list[str]:
     for each in (part.strip() for part in text.split(",")):
         if each not in known and each not in groups:
             names = (*sorted(groups - {COLLECTIVES}), *known)
-            raise UsageError(f"--families {each!r}: there is none{nearest(each, names)}; there are {', '.join(names)}")
+            raise UsageError(f"--families {each!r}: no such family{nearest(each, names)}; there are {', '.join(names)}")
         found += [each] if each in known else [name for name, family in known.items() if family.group == each]
     return list(dict.fromkeys(found))
 
@@ -324,7 +324,7 @@ def arguments(found: Spec) -> tuple[str, dict[str, Any]]:
     """
     call = found.block.calls[0] if found.block.calls else None
     if call is None or not call.op.startswith(("transfer::", "collective::")):
-        raise BenchError(f"{found.op} is no transfer")
+        raise BenchError(f"{found.op} is not a transfer")
     return call.op.partition("::")[2], dict(call.arguments)
 
 
@@ -368,7 +368,7 @@ def ratios(found: Sequence[Curve]) -> list[Ratio]:
             way, both = one.shape.beta, curve.shape.beta
             made.append(
                 Ratio(f"duplex {one.name}", 2 * way.value / both.value, 2 * way.low / both.high,
-                      2 * way.high / (both.low or both.value), "rate of both ways over that of one")
+                      2 * way.high / (both.low or both.value), "rate of both directions over that of one")
             )  # fmt: skip
         near_node = shaped.get(("copy-near-node", ranks, threads, how)) if name == "copy-far-node" else None
         if near_node is not None and near_node.shape is not None and near_node.shape.beta.value:
@@ -376,14 +376,14 @@ def ratios(found: Sequence[Curve]) -> list[Ratio]:
             made.append(
                 Ratio("locality of NUMA nodes", other.value / own.value, other.low / own.high,
                       other.high / (own.low or own.value),
-                      "seconds a byte from the furthest node over those of the own one")
+                      "seconds per byte from the furthest node over those from its own")
             )  # fmt: skip
         if curve.family.group == MEMORY and len(curve.shape.pieces) > 1:
             near, far = curve.shape.pieces[0].per_byte, curve.shape.beta
             if near.value:
                 made.append(
                     Ratio(f"locality {curve.name}", far.value / near.value, far.low / near.high,
-                          far.high / (near.low or near.value), "seconds a byte far away over those in the caches")
+                          far.high / (near.low or near.value), "seconds per byte beyond the caches over those within")
                 )  # fmt: skip
     return made
 

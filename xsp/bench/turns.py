@@ -76,8 +76,8 @@ class Turns:
             self._file.write(bytes(CELL.size))  # on a full disk, to write to a hole of a mapped file ends this process
         except OSError as error:
             raise BenchError(
-                f"the process that times needs a small temporary file ({error.strerror}): make room, or name another "
-                "folder in the variable TMPDIR"
+                f"the timing process needs a small temporary file ({error.strerror}): free some space, or set TMPDIR "
+                "to another folder"
             ) from error
         self._cell = mmap.mmap(self._file.fileno(), CELL.size)
         return self
@@ -171,14 +171,14 @@ class Turns:
         if since == 0 or not 0 <= place < len(specs) or place in answers:
             if late or answers:  # the others are timed in another process
                 return None
-            raise BenchError(f"the process that times ended by itself ({processes.ending(code)})")
+            raise BenchError(f"the timing process ended unexpectedly ({processes.ending(code)})")
         if late and time.monotonic() - since / 1e9 <= self.limits.seconds:
             return None  # the budget is over
         if late:
-            said = f"one batch of it takes more than {self.limits.seconds:g} s"
+            said = f"one batch of calls takes more than {self.limits.seconds:g} s"
             return untimed(specs[place], Status.TIMED_OUT, said)
         if code == -signal.SIGKILL:
-            said = "the process that ran it was killed, as the system does where memory ends"
+            said = "the process that ran it was killed, as the system does when memory runs out"
             return untimed(specs[place], Status.TOO_LARGE, said)
         return untimed(specs[place], Status.FAILED, f"it ended the process that ran it ({processes.ending(code)})")
 
@@ -191,7 +191,7 @@ class Turns:
             if late or process.has_ended():
                 code = self._end()
                 why = f"it was not ready within {START_S:.0f} s" if late else processes.ending(code)
-                raise BenchError(f"the process that times did not start ({why}); `xsp doctor` says what is missing")
+                raise BenchError(f"the timing process did not start ({why}); `xsp doctor` says what is missing")
         return process
 
     def _start(self) -> processes.Asked:
@@ -207,7 +207,7 @@ class Turns:
                 env=environment, pass_fds=(handle,),
             )  # fmt: skip
         except OSError as error:
-            raise BenchError(f"the process that times cannot be started ({error.strerror})") from error
+            raise BenchError(f"the timing process cannot be started ({error.strerror})") from error
         return self._process
 
     def _end(self) -> int:
@@ -227,7 +227,7 @@ def _stamped(timing: Timing, ratio: float | None) -> Timing:
         return replace(timing, taken_ns=timing.taken_ns or time.time_ns(), xsp=__version__)
     reasons = [timing.reason] if timing.reason else []
     if ratio >= DISTURBED:
-        reasons.append(f"disturbed: fixed work of the same sitting took {slowed(ratio)}")
+        reasons.append(f"disturbed: fixed work beside it took {slowed(ratio)}")
     return replace(timing, canary_ratio=ratio, reason="; ".join(reasons))
 
 

@@ -134,7 +134,7 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
     if not variant.applies(spec):
         raise NotTimeable(f"{variant.name} changes nothing here")
     if variant.arranged is not None and _writes_arranged(prepared, variant.arranged):
-        raise NotTimeable("it changes its inputs, which are to lie otherwise")
+        raise NotTimeable("it writes to its inputs, whose layout the variant changes")
     with torch.inference_mode():
         plain = prepared.function(*prepared.sets[0])
         prepared.restore()
@@ -171,12 +171,12 @@ def distance(plain: Any, other: Any) -> float:
     """
     usual, found = list(flat(plain)), list(flat(other))
     if [each.shape for each in found] != [each.shape for each in usual]:
-        raise Different("its results have other shapes")
+        raise Different("its results have different shapes")
     worst = 0.0
     for got, was in zip(found, usual, strict=True):
         if not was.is_floating_point():
             if not torch.equal(got, was):
-                raise Different("its integers are others")
+                raise Different("its integer results differ")
             continue
         error = _off(got, was)
         if not error < float("inf"):
@@ -199,12 +199,12 @@ def check(plain: Any, other: Any, exact: Any | None) -> float:
     wanted = list(flat(plain if exact is None else exact))
     found, usual = list(flat(other)), list(flat(plain))
     if [each.shape for each in found] != [each.shape for each in usual]:
-        raise Different("its results have other shapes")
+        raise Different("its results have different shapes")
     worst = 0.0
     for got, was, right in zip(found, usual, wanted, strict=True):
         if not got.is_floating_point():
             if not torch.equal(got, was):
-                raise Different("its integers are others")
+                raise Different("its integer results differ")
             continue
         error, usual_error = _off(got, right), _off(was, right)
         worst = max(worst, error)

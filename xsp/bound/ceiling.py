@@ -36,7 +36,7 @@ def of_machine(may_measure: bool) -> Ceiling | str:
         measured = {each.name: each for each in ceilings.measure(name)}
         ceilings.keep(measured)
         found = measured.get(name)
-    return found or "what this machine can do at most was not measured: xsp doctor --measure"
+    return found or "the peak rates of this machine were not measured: xsp doctor --measure"
 
 
 def figures(
@@ -78,7 +78,7 @@ def least_ns(node: Node, ceiling: Ceiling, precision: str | None = None) -> floa
             return "precision unknown"
         peak = ceiling.peak(kind)
         if peak is None:
-            return f"no peak of {kind} known"
+            return f"the peak rate in {kind} is unknown"
         seconds = max(seconds, flops / peak)
     return seconds * 1e9
 

@@ -166,7 +166,7 @@ def construct(
     """
     found = _windows(graph, timings, granularity, None, how or How(), only)
     if not found:
-        raise GraphError(f"{graph.name}: there are no computing calls to construct a time from")
+        raise GraphError(f"{graph.name}: it has no computing calls to construct a time from")
     figures = [None if each.ns is None else _figure(each, each.ns) for each in found]
     covered = coverage(figures, [True] * len(found), _expected(found))
     enough = covered.nodes and (partial or covered.share >= ENOUGH)
@@ -297,8 +297,8 @@ def cover(
     if path is None or not count:
         missing = _first_gap(count, weights)
         calls = [node for node in graph.nodes if node.computes]
-        what = f"call {missing} ({calls[missing].call.op})" if missing < count else "no call"
-        raise GraphError(f"{graph.name}: timed blocks of up to {granularity} calls do not lead past {what}")
+        what = f"call {missing} ({calls[missing].call.op})" if missing < count else "any call"
+        raise GraphError(f"{graph.name}: timed blocks of up to {granularity} calls do not cover {what}")
     drawn = draws(count, weights)
     least = math.fsum(weights[ends] for ends in path)
     return Cover(granularity, least, statistics.median(drawn), tuple(arcs[ends] for ends in path), len(arcs))

@@ -181,8 +181,9 @@ def left_out(
     others = sorted({each.batch for each in measured if each.batch and batch and each.batch != batch})
     if others:
         notes.append(
-            f"Measures are those of batch {batch}. Input and FLOPs grow with the batch by one factor in all models, "
-            f"which changes no coefficient; bytes and activations at batch {', '.join(map(str, others))} are others."
+            f"Measures are those of batch {batch}. Input and FLOPs grow with the batch by the same factor in all "
+            "models, which does not change coefficients; bytes and activations at batch "
+            f"{', '.join(map(str, others))} are different."
         )
     return notes, holes
 
@@ -233,7 +234,7 @@ def _logs(points: Points, measure: str | None = None) -> Array:
 def _correlation(measure: str, points: Points) -> Correlation:
     kept = _having(points, measure)
     if len(kept) < LEAST:
-        return Correlation(measure, len(kept), None, None, None, f"{len(kept)} models have it, and not as 0")
+        return Correlation(measure, len(kept), None, None, None, f"{len(kept)} models have it with a value above 0")
     x, y = _logs(kept, measure), _logs(kept)
     if x.min() == x.max():
         return Correlation(measure, len(kept), None, None, None, "it is the same in all models")
@@ -311,7 +312,7 @@ def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression |
     for measure in measures:
         have = len(_having(points, measure))
         if have < 0.9 * len(points):
-            dropped[measure] = f"{have} of {len(points)} models have it, and not as 0"
+            dropped[measure] = f"{have} of {len(points)} models have it with a value above 0"
     kept = _having(points, *(measure for measure in measures if measure not in dropped))
     taken: list[str] = []
     columns = [np.ones(len(kept))]
@@ -321,7 +322,7 @@ def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression |
         column = _logs(kept, measure)
         rest = column - np.stack(columns, 1) @ np.linalg.lstsq(np.stack(columns, 1), column, rcond=None)[0]
         if rest.std() < 1e-6:
-            dropped[measure] = "the same in all models" if np.ptp(column) < 1e-6 else "made up of those before it"
+            dropped[measure] = "the same in all models" if np.ptp(column) < 1e-6 else "a combination of those before it"
         else:
             taken.append(measure)
             columns.append(column)

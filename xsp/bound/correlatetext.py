@@ -42,7 +42,7 @@ def sections(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[
             )
             for each in group.correlations
         )
-        columns = ("measure", "models", "r of logarithms", "rank ρ", "R²", "why not")
+        columns = ("measure", "models", "r of logarithms", "rank ρ", "R²", "reason if none")
         texts = [Text(" ".join(_decided(each) + "." for each in group.differences))] if group.differences else []
         texts.append(Text(group.reason if group.regression is None else _regression(group.regression)))
         charts = tuple(_scatter(group, each) for each in group.correlations if each.pearson is not None)
@@ -65,12 +65,12 @@ def sections(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[
                     *(each for each in texts if each.text),
                     *([Table(columns, rows, "Measures against latency")] if rows else []),
                     *charts,
-                    *([Table(families, slopes, "Families that vary one measure alone")] if slopes else []),
+                    *([Table(families, slopes, "Families that vary only one measure")] if slopes else []),
                 ),
             )
         )
     rest = [*_won(found), *notes, *(f"Left out: {hole}" for hole in holes)]
-    return [*made, Section("What is counted", tuple(map(Text, rest)))] if rest else made
+    return [*made, Section("Summary", tuple(map(Text, rest)))] if rest else made
 
 
 def _scatter(group: Group, each: Correlation) -> Chart:
@@ -104,7 +104,7 @@ def _models(count: int) -> str:
 def _group(group: Group) -> Iterator[str]:
     yield plain(f"{group.title}: {_models(len(group.points))}")
     if group.slopes:
-        yield "families that vary one measure alone: latency ~ measure^exponent"
+        yield "families that vary only one measure: latency ~ measure^exponent"
         yield f"{'family':11} {'varies':13} {'n':>2} {'by':>7} {'latency, ms':>18} {'exponent':>20}"
         yield from map(_slope, group.slopes)
     if not group.points and group.slopes:
@@ -140,8 +140,8 @@ def _row(each: Correlation) -> Iterator[str]:
 
 def _decided(each: Difference) -> str:
     name = {"pearson": "r", "spearman": "ρ"}[each.coefficient]
-    told = _CLOSER[each.winner] if each.winner else "not decided, the interval holds 0"
-    return f"{name} of the longest path less {name} of FLOPs {shown(each.figure)}: {told}"
+    told = _CLOSER[each.winner] if each.winner else "not decided, the interval contains 0"
+    return f"{name} of the longest path minus {name} of FLOPs {shown(each.figure)}: {told}"
 
 
 def _regression(found: Regression) -> str:
@@ -150,8 +150,8 @@ def _regression(found: Regression) -> str:
     ends = "" if error.low is None or error.high is None else f" [{error.low:.0f}, {error.high:.0f}]"
     dropped = "; ".join(f"without {MEASURES[name]}: {reason}" for name, reason in found.dropped.items())
     return (
-        f"latency ~ {powers}: R² {found.r2:.2f}; models left out one by one are missed by {error.value:.0f}{ends} % on "
-        f"average, {found.median_error_percent:.0f} % at the median" + (f"; {dropped}" if dropped else "")
+        f"latency ~ {powers}: R² {found.r2:.2f}; leave-one-out error {error.value:.0f}{ends} % on average, "
+        f"{found.median_error_percent:.0f} % at the median" + (f"; {dropped}" if dropped else "")
     )
 
 

@@ -120,16 +120,16 @@ def of(
     from xsp.bound import planned, seen, timed
     from xsp.processes import cores
 
+    known = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)  # may be refused
     graph, run = planned.of(what, args, trace, of_model)
     problems: list[str] = []
     if seen.is_elsewhere(run):
         raise GraphError(
-            f"{graph.name}: the run is of a device or of another processor, of which there are no timings here"
+            f"{graph.name}: the run is from a device or another processor, for which there are no timings here"
         )
     if run is not None:
         graph, *_ = planned.matched(graph, run, planned.is_trace(what), problems)
         problems += planned.one_kind(run)
-    known = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)
     ran = run.run.machine.torch_threads if run is not None else None
     how = How(threads=threads or ran or cores(), runtime=runtime_of(graph))
     sizes = range(1, most + 1)

@@ -25,10 +25,9 @@ def page(found: Curve, source: str, step: str = "") -> str:
         plain(
             f"{found.graph.name} from blocks of G consecutive calls, {found.threads} thread{'s' * (found.threads > 1)}"
         ),
-        "measured: "
-        + ("no run to hold it against (--run DIR)" if found.measured_ns is None else time(found.measured_ns)),
+        "measured: " + ("no run to compare with (--run DIR)" if found.measured_ns is None else time(found.measured_ns)),
         "",
-        f"{'G':>2} {'blocks':>7} {'different':>9} {'timed':>7} "
+        f"{'G':>2} {'blocks':>7} {'distinct':>9} {'timed':>7} "
         f"{'blocks take':>12} {'± 95 %':>9} {'error':>8} {'one of each':>12}",
         *map(_line, found.points),
         "",
@@ -60,15 +59,15 @@ def _told(found: Curve) -> Iterator[str]:
     if best is not None and best.error is not None:
         yield f"Smallest error at G = {best.construction.granularity}: {100 * best.error:+.1f} %."
     if glue is not None:
-        yield f"The error is of blocks with {time(glue)} that the framework adds; the column is without it."
+        yield f"The error includes {time(glue)} that the framework adds; the time of the blocks does not."
     elif found.measured_ns is not None:
-        yield "What the framework adds between calls is not timed: the error is of blocks alone."
+        yield "What the framework adds between calls is not timed: the error is that of the blocks only."
     if isinstance(found.cover, str):
-        yield f"No cover by overlapping blocks: {found.cover}."
+        yield f"No cover by timed blocks: {found.cover}."
     else:
         made = found.cover
         yield (
-            f"Best cover by blocks of up to {made.granularity} calls, wherever they begin: {time(made.ns)} by "
+            f"Best cover by blocks of up to {made.granularity} calls, at any offset: {time(made.ns)} by "
             f"{len(made.blocks)} of {made.arcs:,} timed ones; the median cover is {100 * made.spread:.1f} % longer."
         )
     first = found.points[0].construction if found.points else None
@@ -135,7 +134,7 @@ def section(found: Curve) -> Section:
         tuple(None if each is None else (each[0] + each[1]) / 1e6 for each in halves),
     )
     once = Series(
-        "one run of each different block", tuple(None if each.once_ns is None else each.once_ns / 1e6 for each in made)
+        "one run of each distinct block", tuple(None if each.once_ns is None else each.once_ns / 1e6 for each in made)
     )
     step = () if found.measured_ns is None else (Series("measured step", (found.measured_ns / 1e6,) * len(sizes)),)
     parts: list[Part] = [Text(text) for text in _told(found)]
@@ -168,5 +167,5 @@ def section(found: Curve) -> Section:
         )
         for point, each in zip(found.points, made, strict=True)
     )
-    parts.append(Table(columns, rows, "By the size of blocks"))
+    parts.append(Table(columns, rows, "By size of the blocks"))
     return Section("Blocks", tuple(parts))

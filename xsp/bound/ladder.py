@@ -80,6 +80,11 @@ _BETWEEN: Mapping[tuple[Rung, Rung], str] = {
 Figures = Sequence[Figure | None]
 
 
+def between(below: Rung, above: Rung) -> str:
+    """Return the name of the difference between two rungs."""
+    return _BETWEEN.get((below, above), f"{NAMES[below]} to {NAMES[above]}")
+
+
 @dataclass(frozen=True)
 class Difference:
     """A named difference between two rungs; all differences add up to the highest minus the lowest rung."""
@@ -195,12 +200,12 @@ def differences(
         low, high = rungs[below.value], rungs[above.value]
         assert low.sequential is not None
         assert high.sequential is not None
-        name = _BETWEEN.get((below, above), f"{NAMES[below]} to {NAMES[above]}")
+        name = between(below, above)
         if below not in BY_NODE or above not in BY_NODE:
             half = None if low.half_ns is None or high.half_ns is None else math.hypot(low.half_ns, high.half_ns)
             beyond = float(round(beyond_ns)) if below is Rung.IN_PLACE else 0.0
             if beyond:
-                found.append(Difference("device work of no call", below, above, beyond))
+                found.append(Difference("device work outside calls", below, above, beyond))
             found.append(Difference(name, below, above, high.sequential - low.sequential - beyond, half))
             continue
         ours, theirs = _counting(figures[below.value], counted), _counting(figures[above.value], counted)
@@ -221,7 +226,7 @@ def differences(
             - math.fsum(each.ns for each in found if (each.below, each.above) == (below, above))
         )
         if rest:
-            found.append(Difference("work of no call of the graph", below, above, rest))
+            found.append(Difference("work outside the graph", below, above, rest))
     return found
 
 
@@ -262,5 +267,5 @@ def _layer(name: str, numbers: list[int], have: Sequence[Rung], figures: Mapping
         both = [(figures[below.value][number], figures[above.value][number]) for number in numbers]
         known = [b.ns - a.ns for a, b in both if a is not None and b is not None]
         if known:
-            apart.append((_BETWEEN.get((below, above), f"{NAMES[below]} to {NAMES[above]}"), math.fsum(known)))
+            apart.append((between(below, above), math.fsum(known)))
     return Layer(name, tuple(numbers), ns, tuple(sorted(apart, key=lambda each: -each[1])))

@@ -186,12 +186,15 @@ def of(
     if device is not None and (fill is not None or measure is not None or like is not None):
         raise UsageError("--device has quoted ceilings and no timings: omit --fill, --measure and --like")
     if not (math.isfinite(skew) and skew >= 0):
-        raise UsageError(f"a skew of {skew:g}: give 0 for experts that are as likely, or an exponent above 0")
+        raise UsageError(f"a skew of {skew:g}: give 0 for equally likely experts, or an exponent above 0")
+    if measure is not None and not isinstance(what, str):
+        raise UsageError("whole steps are measured only for a model by name: omit `measure`")
+    quoted = ceilings.meant(device) if device is not None else None
+    known = None if device is not None else timed_open(timings, like)  # both are refused before graphs are captured
     decoding = _captured(what, DECODE, chosen, batch, seed)
     reading = _reading(what, chosen, batch, seed)
     count = threads or processes.cores()
-    ceiling = ceilings.meant(device) if device is not None else roof.of_machine(fill is not None)
-    known = None if device is not None else timed_open(timings, like)
+    ceiling = quoted if quoted is not None else roof.of_machine(fill is not None)
     of_all = [*decoding.values(), *(reading.values() if not isinstance(reading, str) else ())]
     if known is not None and fill is not None:
         _fill(of_all, known, count, fill, progress)
@@ -236,7 +239,7 @@ def spaced(lengths: Sequence[int]) -> tuple[int, ...]:
         steps = range(LENGTHS)
         given = sorted({round(low * (high / low) ** (step / (LENGTHS - 1))) for step in steps})
     if len(given) < 3 or given[0] < 2:
-        raise UsageError("a curve needs lengths of at least 2 tokens that are apart: --decode 64:1024")
+        raise UsageError("a curve needs different lengths of at least 2 tokens: --decode 64:1024")
     return tuple(given)
 
 
@@ -258,8 +261,8 @@ def _reading(what: Any, lengths: Sequence[int], batch: int, seed: int) -> dict[i
     short, first = (graphs.of(what, batch=batch, seed=seed, prefill=n) for n in (few, lengths[0]))
     if len(first.nodes) > MOST_CALLS * len(short.nodes):
         return (
-            f"it calls operators for each token that it reads, {len(first.nodes):,} of them for {lengths[0]} tokens: "
-            "without its kernels reading is decoding"
+            f"it calls operators for each token that it reads, {len(first.nodes):,} for {lengths[0]} tokens: without "
+            "its own kernels it reads token by token"
         )
     return {lengths[0]: first, **_captured(what, PREFILL, lengths[1:], batch, seed)}
 
@@ -414,9 +417,9 @@ def _no_fit(phase: str, points: Sequence[Point], alike: bool) -> str:
         if not any(each.coverage.nodes for each in points):
             return "no call is timed"
         least = min(points, key=lambda each: each.coverage.share)
-        return f"timings are known of {100 * least.coverage.share:.1f} % at {least.tokens} tokens"
+        return f"timings are known for {100 * least.coverage.share:.1f} % at {least.tokens} tokens"
     if not alike:
-        return "other operators are called at some of the lengths: give a narrower range"
+        return "some lengths call different operators: give a narrower range"
     lengths = [each.tokens for each in points]
     if phase == DECODE and not polynomials.is_straight(lengths, [float(each.active.state) for each in points]):
         bend = next(
@@ -425,7 +428,7 @@ def _no_fit(phase: str, points: Sequence[Point], alike: bool) -> str:
             None,
         )  # fmt: skip
         where = f" before {bend:,} tokens" if bend else ""
-        return f"the cache stops growing{where}, a window slides: give a range below or above it"
+        return f"the cache stops growing{where} (sliding window): give a range below or above it"
     return ""
 
 

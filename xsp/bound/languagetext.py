@@ -80,8 +80,8 @@ def _at_least(point: Point) -> str:
 
 
 def _measured(found: Language) -> list[str]:
-    heads = "".join(f" {NAMES[each.phase]:>12} {'± 95 %':>9} {'calls are':>10}" for each in reversed(found.curves))
-    lines = ["measured steps, and what share of them the timings are:", f"{'tokens':>8}{heads}"]
+    heads = "".join(f" {NAMES[each.phase]:>12} {'± 95 %':>9} {'calls':>10}" for each in reversed(found.curves))
+    lines = ["measured steps, and the sum of the timed calls in percent of them:", f"{'tokens':>8}{heads}"]
     for points in _rows(found):
         cells = ""
         for each in points:
@@ -103,10 +103,10 @@ def _told(found: Language) -> Iterator[str]:
     shared = found.decode
     yield (
         f"Of {shared.calls:,} calls of a decoding step {shared.shared:,} are the same at all lengths; "
-        f"{shared.different:,} different ones are to be timed for {len(shared.points)} lengths."
+        f"{shared.different:,} distinct calls have to be timed for {len(shared.points)} lengths."
     )
     if found.framework and any(each.coverage.nodes for curve in found.curves for each in curve.points):
-        yield f"Figures are without the framework: {found.framework}."
+        yield f"Figures do not include the framework: {found.framework}."
     if isinstance(found.ceilings, str):
         yield f"No ceilings: {found.ceilings}."
     yield from found.problems
@@ -124,13 +124,13 @@ def _curve(curve: Curve) -> Iterator[str]:
     part, takes = ("attention and cache", "take") if curve.phase == DECODE else ("attention", "takes")
     over = curve.overtakes
     if over is None:
-        yield f"{name}: at no length {part} {takes} longer than all else."
+        yield f"{name}: at no length {part} {takes} longer than the rest."
         return
     longest = curve.points[-1].tokens
     beyond = ", which is beyond what was timed" if over.n > longest else ""
-    yield f"{name}: {part} {takes} longer than all else from {_crossing(over)} tokens on{beyond}."
+    yield f"{name}: {part} {takes} longer than the rest from {_crossing(over)} tokens on{beyond}."
     if curve.left_out:
-        yield f"{name}: {curve.left_out} calls are in no figure of the curve, as one length has no timing of them."
+        yield f"{name}: {curve.left_out} calls are left out of the curve, because they are not timed at every length."
 
 
 def _crossing(found: Crossing) -> str:
@@ -160,8 +160,8 @@ def _bytes(found: Language) -> Iterator[str]:
     if active.stacks:
         stack = active.stacks[0]
         text += (
-            f" of {amount(active.all_weights, 'B')}: of {stack.experts} experts each token chooses {stack.chosen:g}, "
-            f"{_distinct(found, point):.3g} different ones are expected"
+            f" of {amount(active.all_weights, 'B')}: each token chooses {stack.chosen:g} of {stack.experts} experts, "
+            f"{_distinct(found, point):.3g} distinct ones are expected"
         )
         text += f" (skew {found.skew:g})" if found.skew else ""
     if found.cache_overtakes is not None:
@@ -181,10 +181,10 @@ def _batches(found: Language) -> Iterator[str]:
     if not known or any(each.ceiling_ns is None for each in found.decode.points):
         return
     said = ", ".join(
-        f"{'at no batch' if batch is None else f'from batch {batch:,} on'} at {tokens:,} tokens"
+        f"{'at no batch size' if batch is None else f'from batch {batch:,} on'} at {tokens:,} tokens"
         for tokens, batch in ((each, known[each]) for each in (min(known), max(known)))
     )
-    yield f"By the ceilings decoding is bound by computing {said}."
+    yield f"By the ceilings decoding is compute-bound {said}."
 
 
 def _next(found: Language, source: str, command: str) -> str:
@@ -319,7 +319,7 @@ def _chart(curve: Curve) -> Chart:
                 tuple(_ms(max(0.0, whole.at(n) - whole.half(n))) for n in at),
                 tuple(_ms(whole.at(n) + whole.half(n)) for n in at),
             ),
-            Series("of it attention", tuple(_ms(part.at(n)) for n in at)),
+            Series("attention part", tuple(_ms(part.at(n)) for n in at)),
         ]
     series.append(Series("ceiling", tuple(_ms(points[n].ceiling_ns) if n in points else None for n in at)))
     if any(each.measured for each in curve.points):

@@ -52,7 +52,7 @@ def read(path: Path) -> tuple[list[Latency], list[str]]:
         unit = [each for each in UNITS if each in columns]
         if model is None or len(unit) != 1:
             shown = ", ".join(columns)[:100] or "none"
-            raise UsageError(f"{path}: no table of latencies: {FORM}; there are {shown}")
+            raise UsageError(f"{path}: not a table of latencies: {FORM}; there are {shown}")
         for row in rows:
             made = _latency(row, model, unit[0])
             if isinstance(made, Latency):
@@ -60,9 +60,9 @@ def read(path: Path) -> tuple[list[Latency], list[str]]:
             else:
                 holes.append(f"line {rows.line_num}: {made}")
     except csv.Error as error:
-        raise UsageError(f"{path}: line {rows.line_num}: no CSV ({error})") from error
+        raise UsageError(f"{path}: line {rows.line_num}: not CSV ({error})") from error
     if not found:
-        raise UsageError(f"{path}: no row holds a latency{f' ({holes[0]})' if holes else ''}")
+        raise UsageError(f"{path}: no row has a latency{f' ({holes[0]})' if holes else ''}")
     return found, holes
 
 

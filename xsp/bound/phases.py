@@ -81,6 +81,16 @@ class Training:
     """Whether calls of the step can be timed here."""
 
 
+def check(graph: Graph) -> None:
+    """Refuse a step that has no phases.
+
+    Raises:
+        GraphError: it has no backward pass.
+    """
+    if not any(node.phase is Phase.BACKWARD for node in graph.computing):
+        raise GraphError(f"{graph.name}: the step has no backward pass; give --train, or a run of training")
+
+
 def of(bound: Bound) -> Training:
     """Return the phases and layers of the bound of a training step.
 
@@ -88,8 +98,7 @@ def of(bound: Bound) -> Training:
         GraphError: the step has no backward pass, or no call of it has a figure.
     """
     graph = bound.graph
-    if not any(node.phase is Phase.BACKWARD for node in graph.computing):
-        raise GraphError(f"{graph.name}: the step has no backward pass; give --train, or a run of training")
+    check(graph)
     known = [rung for rung in RUNGS if any(bound.figures.get(rung.value) or ())]
     if not known:
         raise GraphError(f"{graph.name}: no call of the step has a figure; time them with --fill 60s")

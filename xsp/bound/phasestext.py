@@ -64,8 +64,8 @@ def _told(found: Training, source: str) -> list[str]:
     backward = next((each for each in found.phases if each.phase is Phase.BACKWARD), None)
     if backward is not None and backward.off_path_ns is not None and backward.ns:
         share = 100 * backward.off_path_ns / backward.ns
-        lines.append(f"{share:.0f} % of the backward pass is off its longest path, weight gradients mostly:")
-        lines.append("nothing behind waits for them, so that other work could overlap with them.")
+        lines.append(f"{share:.0f} % of the backward pass is off its longest path, mostly weight gradients:")
+        lines.append("no later call of the pass needs them, so they could overlap with other work.")
     if found.holes:
         remedy = f": xsp bound {plain(source)} --phases --fill 60s" if found.can_time else ""
         lines += [f"{found.holes} calls have no figure{remedy}"]

@@ -45,8 +45,8 @@ def of(what: Any, args: Any, trace: Any, of_model: Mapping[str, Any]) -> tuple[G
         paths = [Path(each) for each in (what, trace) if isinstance(each, (str, Path))]
         if trace is not None and trace is not what and (len(paths) < 2 or paths[0] != paths[1]):
             raise UsageError(
-                f"{what if isinstance(what, (str, Path)) else what.name} is a run itself, which no other run is "
-                "compared with: omit --run, or name the model instead"
+                f"{what if isinstance(what, (str, Path)) else what.name} is itself a run, and cannot be compared with "
+                "another: omit --run, or name the model instead"
             )
         what = _trace(what)
         graphs.check(what, of_model)
@@ -84,7 +84,7 @@ def matched(graph: Graph, trace: Trace, alone: bool, notes: list[str]) -> tuple[
     except GraphError as error:
         if not alone:
             raise
-        notes.append(f"graph: of the calls of the run, as that of its model does not fit ({error})")
+        notes.append(f"graph: from the calls of the run, because that of its model does not match ({error})")
         return spans.of(trace), seen.of_nodes(trace), None
     return graph, found.seen, found
 
@@ -95,7 +95,7 @@ def one_kind(trace: Trace) -> list[str]:
     if len(kinds) < 2:
         return []
     names = ", ".join(f"{each.name} ({each.steps})" for each in kinds[:4])
-    return [f"steps: of {len(kinds)} kinds, {names}; this is of kind {trace.kind}, one alone"]
+    return [f"steps: {len(kinds)} kinds, {names}; this is only kind {trace.kind}"]
 
 
 def _joined(graph: Graph, trace: Trace, notes: list[str]) -> Join:
@@ -105,8 +105,8 @@ def _joined(graph: Graph, trace: Trace, notes: list[str]) -> Join:
         paired = computing - len(found.planned_not_seen)
         if not seen.is_compiled(trace):  # the calls of a compiled run need not be found
             raise GraphError(
-                f"{trace.name} is no run of {graph.name}: {paired} of its {computing} calls are in the trace; "
-                "give the model, batch and mode of the run, or the run alone"
+                f"{trace.name} is not a run of {graph.name}: {paired} of its {computing} calls are in the trace; "
+                "give the model, batch and mode of the run, or only the run"
             )
         notes.append(f"calls: {paired} of {computing} found in the compiled run")
     other, known = found.other_shapes(graph)

@@ -255,7 +255,7 @@ def page_faults(trace: Trace) -> str | None:
             return None
         return (
             f"page faults: {each.faults:,.0f} in a step, {system_ns / 1e6:.3g} ms in the system for all threads; calls "
-            "that were timed by themselves have others: xsp advise says how to keep memory"
+            "timed in isolation have other counts: xsp advise says how to keep memory"
         )
     return None
 
@@ -286,9 +286,9 @@ def worked_on_device(trace: Trace) -> bool:
 def no_shapes(trace: Trace | None) -> str:
     """Return a text that a trace has no shapes, and the remedy: in runs of xsp, a step that describes its calls."""
     if trace is None or trace.run.imported is not None:
-        return "the trace has no shapes, so that nothing bounds its calls; record_shapes=True"
+        return "the trace has no shapes, so its calls have no bound; record with record_shapes=True"
     return (
-        "no step of the run describes its calls, so that nothing bounds them; record more steps of this kind, "
+        "no step of the run describes its calls, so they have no bound; record more steps of this kind, "
         "or name the model beside the run: xsp bound file.py:function --run RUN"
     )
 

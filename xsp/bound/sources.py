@@ -63,6 +63,7 @@ def of(
     threads: int | None = None,
     partial: bool = False,
     progress: Progress = lambda what, done, total: None,
+    check: Callable[[Graph], None] | None = None,
     **of_model: Any,
 ) -> Bound:
     """Return the bound of a step: the ladder from the peak rates of the machine to the measured time, in nanoseconds.
@@ -79,6 +80,7 @@ def of(
         threads: threads of the step; default: those of the run, otherwise all cores.
         partial: return totals below a coverage of 95 % as lower limits.
         progress: called while timings are taken.
+        check: called with the graph before anything is measured or timed; it raises an error if the bound is of no use.
         of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
 
     Raises:
@@ -88,17 +90,22 @@ def of(
         UsageError: `fill` is not above 0, or asks for timings of another device.
     """
     if fill is not None and not fill > 0:
-        raise UsageError(f"{fill:g} seconds time nothing: give a number above 0")
+        raise UsageError(f"{fill:g} seconds are too short: give a number above 0")
     if device is not None and (fill is not None or granularity is not None):
         raise UsageError("--device has quoted peak rates and no timings: omit --fill and --construct")
+    if device is not None:
+        ceilings.meant(device)  # an unknown device is refused before a graph is captured
+    like_known = None if like is None or device is not None else _timings(timings, like)  # likewise an unknown hash
     graph, found = planned.of(what, args, trace, of_model)
     if not graph.computing:
-        raise GraphError(f"{graph.name}: no call of it computes anything, so that there is no bound")
+        raise GraphError(f"{graph.name}: none of its calls computes anything, so there is no bound")
     notes: list[str] = []
     calls: Sequence[seen.Seen] = ()
     pairs = None
     if found is not None:
         graph, calls, pairs = planned.matched(graph, found, planned.is_trace(what), notes)
+    if check is not None:
+        check(graph)
     parts = _Parts(graph, found, partial, processes.cores(), tuple(node.computes for node in graph.nodes), join=pairs)
     parts.problems += [*notes, *(f"{each.where}: {each.reason}" for each in graph.problems)]
     if found is not None:
@@ -109,7 +116,7 @@ def of(
         parts.problems.append(
             "timings: --fill, --construct and --like have no effect for a run of a device or another processor"
         )
-    known = None if foreign else _timings(timings, like)
+    known = None if foreign else (_timings(timings, like) if like_known is None else like_known)
     if known is not None:
         _look_up(parts, known, _threads(threads, found), granularity, fill, progress)
     _ceilings(parts, ceiling)
@@ -131,7 +138,7 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.Seen]) -> None:
     if parts.join is None:
         parts.counted = tuple(each.works for each in calls)
         if not any(parts.counted):
-            raise GraphError(f"{trace.name}: none of its operators computes anything, so that there is no bound")
+            raise GraphError(f"{trace.name}: none of its operators computes anything, so there is no bound")
         if not any(node.call.inputs for node, counts in zip(graph.nodes, parts.counted, strict=True) if counts):
             raise GraphError(f"{trace.name}: {seen.no_shapes(trace)}")
         places: Sequence[int | None] = range(len(calls))
@@ -159,7 +166,7 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.Seen]) -> None:
     if faults is not None:
         parts.problems.append(faults)
     if seen.is_compiled(trace):
-        parts.problems.append("compiled: calls inside compiled code are not seen one by one; compare totals and layers")
+        parts.problems.append("compiled: calls inside compiled code are not recorded; compare totals and layers")
 
 
 # --- ceilings ---------------------------------------------------------------------------------------------
@@ -239,13 +246,11 @@ def _look_up(
         "at_the_floor": found.at_the_floor,
     }
     if found.borrowed:
-        parts.problems.append(
-            f"timings: {found.borrowed} are of environment {known.like}, which stands in for this one"
-        )
+        parts.problems.append(f"timings: {found.borrowed} are from environment {known.like}, in place of this one")
     if found.drift is not None and found.drift > timed.MARKED:
         parts.problems.append(
             f"timings: fixed work took {slowed(found.drift)} while they were taken: the machine was busy; "
-            f"{found.disturbed} of {found.used} timings are of such sittings"
+            f"{found.disturbed} of {found.used} timings were disturbed"
         )
     parts.problems += known.problems[:3]
 
@@ -273,7 +278,7 @@ def _fill(
 
 def started_late(took: float, seconds: float) -> str:
     """Return a note for a budget that was mostly spent before the first timing."""
-    return f"timings: the process that times took {took:.1f} s of the {seconds:g} s to start; give more time"
+    return f"timings: the timing process took {took:.1f} s of the {seconds:g} s to start; give more time"
 
 
 def _variants() -> tuple[str, ...]:
@@ -296,7 +301,7 @@ def _timed_totals(parts: _Parts, known: Timings, granularity: int | None, thread
             parts.absent[rung.value] = "no call is timed" if not total.coverage.nodes else _too_little(total.coverage)
     as_run = parts.rungs[Rung.AS_RUN.value]
     if granularity is None:
-        _none(parts, Rung.BLOCKS, "--construct G takes blocks of G calls")
+        _none(parts, Rung.BLOCKS, "--construct G uses blocks of G calls")
     else:
         total, reason = timed.blocks(graph, known, threads, granularity, parts.partial)
         parts.rungs[Rung.BLOCKS.value] = total
@@ -344,7 +349,7 @@ def _none(parts: _Parts, rung: Rung, reason: str) -> None:
 
 def _too_little(covered: Coverage) -> str:
     of = "of the expected time" if covered.time is not None else "of the calls"
-    return f"known of {100 * covered.share:.1f} % {of} alone; --partial gives what it is at least"
+    return f"known for only {100 * covered.share:.1f} % {of}; --partial gives a lower limit"
 
 
 def _finished(parts: _Parts) -> Bound:
@@ -368,8 +373,8 @@ def _finished(parts: _Parts) -> Bound:
     ceiling, best = (made.rungs[each.value].sequential for each in (Rung.CEILING, Rung.BEST))
     if ceiling is not None and best is not None and ceiling > best:
         parts.problems.append(
-            f"ceiling: {ceiling / 1e6:.3g} ms is above the best, {best / 1e6:.3g} ms, so it is none: the machine "
-            "was busy while it was measured, or the data lies in a cache; xsp doctor --measure measures it again"
+            f"ceiling: {ceiling / 1e6:.3g} ms is above the best, {best / 1e6:.3g} ms, so it is not valid: the machine "
+            "was busy while it was measured, or the data is in a cache; xsp doctor --measure measures it again"
         )
     apart = ladder.differences(made.ladder, parts.rungs, parts.figures, parts.counted, parts.beyond_ns)
     return Bound(

@@ -59,7 +59,7 @@ def measure(
     import torch
 
     if not isinstance(what, str):
-        raise UsageError("steps are measured of a model by name")
+        raise UsageError("steps can be measured only of a model by name")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -138,10 +138,10 @@ def _parallel(bound: Bound) -> list[str]:
     rung = next((each for each in (Rung.BEST, Rung.CEILING) if bound.rungs[each.value].parallel is not None), None)
     if rung is None:
         order = bound.graph.known_by is KnownBy.ORDER
-        return ["", "in parallel: unknown, a trace tells the order of calls alone"] if order else []
+        return ["", "in parallel: unknown, a trace has only the order of calls"] if order else []
     total = bound.rungs[rung.value]
     least = "≥ " if total.at_least else ""
-    figures = f"{time(total.parallel)} without limit, {time(total.machine)} at best here"
+    figures = f"{time(total.parallel)} without limit, at least {time(total.machine)} here"
     return ["", f"{NAMES[rung]}, in parallel: {least}{figures}, {time(total.schedule)} scheduled"]
 
 
@@ -155,15 +155,15 @@ def _coverage(bound: Bound) -> list[str]:
         join = bound.join
         rules = ", ".join(f"{count} by {name}" for name, count in join.rules.items() if count)
         planned, unplanned = len(join.planned_not_seen), len(join.seen_not_planned)
-        lines.append(f"trace     {rules}; planned and not seen {planned}, seen and not planned {unplanned}")
+        lines.append(f"trace     {rules}; only in the graph {planned}, only in the trace {unplanned}")
     if bound.ratio is not None:
         faster = f"at most {1 / bound.ratio:.2f} times as fast" if bound.ratio < 1 else "the step is below its bound"
         lines.append(f"best / measured {bound.ratio:.3f}: {faster}")
     if bound.beats:
-        lines.append(f"{bound.beats} calls beat their ceiling: data in a cache, or a busy machine when measured")
+        lines.append(f"{bound.beats} calls are below their ceiling: cached data, or a machine busy when measured")
     floor = bound.settings.get("at_the_floor")
     if floor:
-        lines.append(f"{floor} calls are as short as an empty call: figures at the floor")
+        lines.append(f"{floor} calls take no longer than an empty call")
     return lines
 
 

@@ -112,8 +112,9 @@ def specs_of(graph: Graph, threads: int) -> list[Spec | None]:
 
 def _by_work(timings: Timings, keys: set[str]) -> Mapping[str, list[Timing]]:
     found: dict[str, list[Timing]] = defaultdict(list)
-    known = [*timings, *(timings.all_of(timings.like) if timings.like is not None else ())]
-    for each in known:
+    borrowed = timings.all_of(timings.like) if timings.like is not None else ()
+    known = {each.key: each for each in (*borrowed, *timings)}  # those of another environment only fill gaps
+    for each in known.values():
         if each.work_key in keys and each.is_timed and each.variant not in OTHER_NUMBERS:
             found[each.work_key].append(each)
     return found
@@ -152,11 +153,11 @@ def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: boo
 def framework(graph: Graph, timings: Timings, threads: int) -> tuple[Figure | None, str]:
     """Return the time of the calls of modules and views in a step, and the reason if it is unknown."""
     if runtime_of(graph) != "torch":
-        return None, "a session of ONNX Runtime calls no modules"
+        return None, "ONNX Runtime calls no modules"
     found = [timings.get(spec.key) for spec in overheads(threads)]
     known = [each for each in found if each is not None and each.is_timed]
     if len(known) < len(found):
-        return None, "what calling an empty module and an empty operator costs is not timed"
+        return None, "the calls of an empty module and an empty operator are not timed"
     module, view = map(_figure, known)
     modules = 1 + module_calls(graph)
     views = sum(not node.computes for node in graph.nodes)

@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from xsp.scrub import plain
 
         reason = plain(next(iter(str(error).splitlines()), ""))
-        print(f"xsp: error: the tables hold what xsp does not write there ({reason})", file=sys.stderr)
+        print(f"xsp: error: the tables contain data that xsp does not write ({reason})", file=sys.stderr)
         return 2
 
 

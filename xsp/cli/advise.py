@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,13 +101,20 @@ def run(given: argparse.Namespace) -> int:
 
     here = Machine.of(machine.describe())
     if given.history:
-        progress.tell(trialtext.history(records.history(here)))
+        kept = records.history(here)
+        if given.format == "json":
+            progress.put(json.dumps(asdict(kept), indent=2) + "\n")
+        else:
+            progress.tell(trialtext.history(kept))
         return 0
     if given.source is None:
         raise UsageError("name a run, a trace or a model: xsp advise runs/demo")
     for option, value in (("--turns", given.turns), ("--program", given.program)):
         if value is not None and given.tries is None:
-            raise UsageError(f"{option} is of trials: add --try 3")
+            raise UsageError(f"{option} is for trials: add --try 3")
+    advisor.check_names(given.only)
+    if given.tries is not None:
+        _check_trials(given)
     with progress.shown(quiet=given.fill is None or given.quiet) as show:
         asked = advisor.asked_about(given.source, {**_settings(given), "progress": show})
         plan = None if given.tries is None else _plan(given, asked)
@@ -121,17 +129,28 @@ def run(given: argparse.Namespace) -> int:
     return 0 if plan is None else _try(given, found, plan)
 
 
-def _plan(given: argparse.Namespace, asked: Asked) -> Plan:
-    """Return the plan of the trials, so that errors in its options come before the advice is computed."""
-    from xsp.advise import experiment, rerun
+def _check_trials(given: argparse.Namespace) -> None:
+    """Refuse options of trials that make no sense, before a run is loaded or a graph is captured."""
+    from xsp.advise import experiment
     from xsp.comparison import evidence
+    from xsp.graph import sources
+
+    experiment.chosen((), given.tries)
+    evidence.repeats(experiment.TURNS if given.turns is None else given.turns)
+    if ":" in given.source and not sources.is_trace(given.source):
+        raise _needs_a_run(given.source)
+
+
+def _needs_a_run(source: str) -> UsageError:
+    return UsageError(f"--try needs a run: xsp profile {shlex.quote(source)}, and then xsp advise runs/NAME --try 3")
+
+
+def _plan(given: argparse.Namespace, asked: Asked) -> Plan:
+    """Return the plan of the trials, so that an unknown program is refused before the advice is computed."""
+    from xsp.advise import experiment, rerun
 
     if asked.trace is None:
-        raise UsageError(
-            f"--try needs a run: xsp profile {shlex.quote(given.source)}, and then xsp advise runs/NAME --try 3"
-        )
-    experiment.chosen((), given.tries)
-    evidence.repeats(given.turns or experiment.TURNS)
+        raise _needs_a_run(given.source)
     program = rerun.program(asked.trace.run, given.source, given.program)
     trains = any(kind.training for kind in asked.trace.run.kinds)
     return experiment.Plan(program, rerun.place(Path(given.source)), trains, given.turns or experiment.TURNS)
@@ -146,7 +165,7 @@ def _try(given: argparse.Namespace, found: Advised, plan: Plan) -> int:
     chosen = experiment.chosen(found.advice, given.tries)
     drawn = given.format == "table"
     if drawn:
-        progress.tell("\n" + (trialtext.head() if chosen else "none of it can be applied from outside: nothing to try"))
+        progress.tell("\n" + (trialtext.head() if chosen else "no advice can be tried without editing the code"))
     code = 0
     try:
         with progress.shown(given.quiet) as show:

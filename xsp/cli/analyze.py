@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="run directory, sweep, Parquet file of spans, a trace that xsp imports, or its URL in Jaeger",
     )
     parser.add_argument(
-        "names", nargs="*", default=[], metavar="ANALYSIS", help="phases, A1 … A15, ops, health, …; none lists them all"
+        "names", nargs="*", default=[], metavar="ANALYSIS", help="phases, A1 … A15, ops, health, … (default: list them)"
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), csv, json or parquet")
     parser.add_argument(
@@ -62,15 +62,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sort",
         metavar="COLUMN",
-        help="order the rows by it: numbers from the largest, text from A; COLUMN:asc and COLUMN:desc set the order; "
-        "several with commas",
+        help="sort the rows by this column: numbers from the largest, text from A; COLUMN:asc and COLUMN:desc set the "
+        "order; separate several by commas",
     )
     parser.add_argument(
         "--where",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="only rows that meet it: \"device_ms > 1 and name ~ 'gemm'\"; =, !=, <, <=, >, >=, ~ (a regular "
+        help="keep only rows that meet it: \"device_ms > 1 and name ~ 'gemm'\"; =, !=, <, <=, >, >=, ~ (a regular "
         "expression), like, is null, and, or, not; may be given several times",
     )
     parser.add_argument(
@@ -79,7 +79,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kind",
         metavar="KIND",
-        help="kind of step, by number or name: `xsp analyze RUN loop` lists them (default: the one with most time)",
+        help="kind of step, by number or name: `xsp analyze RUN loop` lists them (default: the one with the most time)",
     )
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
     parser.add_argument(
@@ -115,16 +115,14 @@ def _check(given: argparse.Namespace, chosen: int) -> None:
         UsageError: they cannot be combined; the message says what to type.
     """
     if not chosen and (given.out is not None or given.format != "table"):
-        raise UsageError("--format and --out are for the analyses that you name: xsp analyze RUN A2 --format csv")
+        raise UsageError("--format and --out need the name of an analysis: xsp analyze RUN A2 --format csv")
     if not chosen and (given.sort or given.where or given.limit):
-        raise UsageError(
-            "--sort, --where and --limit are for the analyses that you name: xsp analyze RUN ops --sort calls"
-        )
+        raise UsageError("--sort, --where and --limit need the name of an analysis: xsp analyze RUN ops --sort calls")
     if given.format == "parquet" and given.out is None:
         raise UsageError("--format parquet writes to a file: give --out FILE, or --out FOLDER for several analyses")
     if given.format == "csv" and given.out is None and chosen > 1:
         raise UsageError(
-            "one CSV holds one table: name one analysis, give --out FOLDER for a file each, or take --format json"
+            "a CSV file holds one table: name one analysis, give --out FOLDER for a file each, or use --format json"
         )
 
 
@@ -208,7 +206,7 @@ def _on_spark(given: argparse.Namespace) -> list[Trace]:
 
     if not given.names or given.skip_damaged or given.kind is not None:
         raise UsageError(
-            "--engine reads whole runs, without --kind and --skip-damaged, and answers what is named: "
+            "--engine reads whole runs: omit --kind and --skip-damaged, and name the analyses: "
             "xsp analyze RUN stragglers --engine spark"
         )
     return [spark.load(given.path, given.engine)]
@@ -249,6 +247,6 @@ def _list(trace: Trace) -> None:
         else:  # many share one reason, which follows their name
             refused.setdefault(reason.removeprefix(f"{each.id} ({each.title})").lstrip(": "), []).append(each)
     for reason, those in refused.items():
-        progress.tell(textwrap.fill(f"not of this run: {plain(reason)}", Console().width, break_on_hyphens=False))
+        progress.tell(textwrap.fill(f"not available: {plain(reason)}", Console().width, break_on_hyphens=False))
         for each in those:
             progress.tell(f"  {each.id:22} {each.title}")

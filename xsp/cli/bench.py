@@ -13,6 +13,8 @@ examples:
   xsp bench torchvision:resnet50 --granularity 1,4      also blocks of four calls
   xsp bench torchvision:resnet50 --variants all         channels-last, without oneDNN, …
   xsp bench --missing-of runs/demo                      the calls of a run
+  xsp bench model.onnx --size sequence=128              symbolic dimensions need sizes
+  xsp bench transformers:gpt2 --decode 512              the step that adds a token
   xsp bench transfers                                   memory, processes, storage, devices
   xsp bench collectives --ranks 2,4                     gloo on this machine
   xsp bench transfers --families memory --list          existing timings
@@ -97,6 +99,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--section", type=Path, metavar="RUN", help="add the results to the report of this run")
     group = parser.add_argument_group("the model and its input")
     options.step_of_model(group)
+    options.sizes(group)
+    options.phases(group)
     options.seeding(group)
     group = parser.add_argument_group("the timings")
     group.add_argument(
@@ -155,6 +159,11 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
     from xsp import graph as graphs
     from xsp.bench import plan, text
 
+    # all options are read first: a graph may take long
+    granularities, variants = _numbers("--granularity", given.granularity), _variants(given.variants)
+    if given.threads is not None:
+        _numbers("--threads", given.threads)
+    plan.check_names(variants, () if given.runtime is None else (given.runtime,))
     found = graphs.of(
         given.missing_of or given.source,
         batch=given.batch,
@@ -162,17 +171,20 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
         seed=given.seed,
         shape=options.shape(given.input),
         sequence=given.sequence,
+        prefill=given.prefill,
+        decode=given.decode,
+        sizes=given.size,
     )
     pairs = [
         pair
         for threads in _threads(given)
-        for granularity in _numbers("--granularity", given.granularity)
+        for granularity in granularities
         for pair in bench.specs(
             found,
             granularity=granularity,
             state=given.state,
             threads=threads,
-            variants=_variants(given.variants),
+            variants=variants,
             runtime=given.runtime or plan.runtime_of(found),
         )
     ]
@@ -182,7 +194,7 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
         with progress.shown(quiet=False) as show:
             made = bench.fill(pairs, timings, seconds, show, again=given.again, started=starting.append)
     except KeyboardInterrupt:
-        progress.warn("xsp: interrupted; what was timed until the last sitting is kept: type it again to go on")
+        progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
         return INTERRUPTED
     told = found.name, pairs, timings, made, time.monotonic() - began, sum(starting)
     _show(given, text.filled(*told), text.filled_as_json(*told))
@@ -215,7 +227,7 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
             with progress.shown(quiet=False) as show:
                 made = links.fill(asked, timings, seconds, show, again=given.again)
         except KeyboardInterrupt:
-            progress.warn("xsp: interrupted; what was timed until the last sitting is kept: type it again to go on")
+            progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
             return INTERRUPTED
     found, left = links.known(asked, timings)
     told = given.source, timings, found, None if given.list else time.monotonic() - began, left, made
@@ -277,9 +289,9 @@ def _compact(given: argparse.Namespace, timings: Timings, seconds: float) -> tup
     from xsp.bench import text
 
     parts = timings.compact()
-    said = f"{len(timings):,} timings of this machine are one file; they were {parts}"
+    said = f"{len(timings):,} timings of this machine are now in one file; they were in {parts}"
     if parts and not timings:
-        said = f"the {parts} files of this machine stay as they are: none of their timings counts"
+        said = f"the {parts} files of this machine are unchanged: none of their timings is valid"
     content = {"timings": len(timings), "parts": parts, "problems": list(timings.problems)}
     return "\n".join([said, *text.problems(timings)]), content
 
@@ -288,7 +300,7 @@ def _export(given: argparse.Namespace, timings: Timings, seconds: float) -> tupl
     from xsp.bench import text
 
     count = timings.export(given.export)
-    said = f"{count:,} timings are in {given.export}; elsewhere: xsp bench --import FILE"
+    said = f"{count:,} timings written to {given.export}; on another machine: xsp bench --import FILE"
     return "\n".join([said, *text.problems(timings)]), {"exported": count, "problems": list(timings.problems)}
 
 

@@ -49,7 +49,7 @@ def seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip())
     value = float(found[1]) * _SECONDS[found[2]] if found is not None else 0.0
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration above 0, such as 60s or 2m")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0, such as 60s or 2m")
     return value
 
 
@@ -131,26 +131,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="with --decode A:B: the i-th expert is chosen with probability ~ i^-S (default: 0, equal)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: ladder, waterfall by layer")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page: ladder, waterfall by layer, calls with the longest path",
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
 def run(given: argparse.Namespace) -> int:
     """Compute the bound, and show or write it."""
     from xsp import bound as bounds
-    from xsp.bound import section, text
+    from xsp.bound import phases, section, text
     from xsp.report import html
 
+    options.check_writable(given.html)
     if isinstance(given.decode, tuple) or isinstance(given.prefill, tuple):
         return _language(given)
     if given.measure is not None or given.skew is not None:
-        raise UsageError("--measure and --skew are of curves of a language model: --decode 64:1024")
+        raise UsageError("--measure and --skew are for curves of a language model: --decode 64:1024")
     if given.like is not None and given.device is not None:
-        raise UsageError("--like is of timings, of which --device has none: give one of both")
+        raise UsageError("--like selects timings, and --device uses none: give one of them")
     if given.curve and given.phases:
-        raise UsageError("--curve and --phases are two tables: give one of both")
+        raise UsageError("--curve and --phases are different outputs: give one of them")
     if given.phases and given.html is not None:
-        raise UsageError("--phases prints tables, or --format json: omit --html")
+        raise UsageError("--phases has no page, only tables and --format json: omit --html")
     if given.curve:
         return _curve(given)
     with progress.shown(quiet=given.fill is None) as show:
@@ -160,12 +166,13 @@ def run(given: argparse.Namespace) -> int:
             granularity=given.construct,
             partial=given.partial,
             progress=show,
+            check=phases.check if given.phases else None,
             **_of_step(given),
         )
     if given.phases:
         return _phases(given, found)
     if given.html is not None:
-        html.write_sections(given.html, f"What {found.graph.name} costs at least", [section.section(found)])
+        html.write_sections(given.html, f"Least time of {found.graph.name}", [section.section(found)])
     section.keep(found, given.run or given.source)
     if given.format == "json":
         progress.put(json.dumps(text.as_json(found), indent=2) + "\n")
@@ -231,7 +238,7 @@ def _curve(given: argparse.Namespace) -> int:
     from xsp.report import html
 
     if given.device is not None or given.construct is not None or given.partial:
-        raise UsageError("--curve has blocks of all sizes, timed here: omit --device, --construct and --partial")
+        raise UsageError("--curve uses blocks of all sizes, timed here: omit --device, --construct and --partial")
     with progress.shown(quiet=given.fill is None) as show:
         found = curves.of(
             given.source,
@@ -255,12 +262,12 @@ def _language(given: argparse.Namespace) -> int:
 
     asked = [each for each in (given.decode, given.prefill) if each is not None]
     if len(asked) > 1:
-        raise UsageError("--decode A:B has the curves of both steps: omit --prefill")
+        raise UsageError("--decode A:B includes the curves of both steps: omit --prefill")
     others = ("run", "construct", "curve", "phases", "train", "input")
     typed = [f"--{name}" for name in (*others, "size") if getattr(given, name)]
     typed += ["--sequence"] if given.sequence != SEQUENCE else []
     if typed:
-        raise UsageError(f"{', '.join(typed)}: not with the curves of a language model")
+        raise UsageError(f"{', '.join(typed)}: cannot be used with the curves of a language model")
     with progress.shown(quiet=given.fill is None and given.measure is None) as show:
         found = language.of(
             given.source,

@@ -22,8 +22,8 @@ examples:
 exit codes:
   0  compared; with --fail-if-slower: the step is not slower by that much
   1  it is slower by that much or more
-  2  a program failed, there is nothing to compare, or the call is wrong
-  3  undecided whether it is; --if-cannot-tell changes the code
+  2  a program failed, there is nothing to compare, or the command line is wrong
+  3  undecided; --if-cannot-tell changes the code
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "before",
         nargs="+",
         metavar="RUN",
-        help="runs before (what `xsp analyze` takes), and without --with the one after; with --turns, commands",
+        help="runs before the change (what `xsp analyze` takes); without --with, also the run after it; with --turns, "
+        "commands",
     )
-    parser.add_argument("--with", nargs="+", dest="after", metavar="RUN", help="the runs after, one or more")
+    parser.add_argument("--with", nargs="+", dest="after", metavar="RUN", help="runs after the change, one or more")
     parser.add_argument(
         "--fail-if-slower",
         metavar="PERCENT",
@@ -97,13 +98,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--turns",
         type=int,
         metavar="N",
-        help="run both commands in turns until it is known, at most N times each; 3 to 100, 20 finds a few percent",
+        help="run both commands in turns until the result is clear, at most N times each; 3 to 100; 20 detects a "
+        "change of a few percent",
     )
     group.add_argument(
         "--revisions",
         nargs=2,
         metavar=("BEFORE", "AFTER"),
-        help="two git revisions: run one command in both, each in a work tree of its own",
+        help="two git revisions: run one command in both, each in its own work tree",
     )
     group.add_argument("--levels", metavar="LEVELS", help="recorded levels (default: M/L): M, M/L, M/L/G, or names")
     group.add_argument("--seed", type=int, metavar="N", help="seed of the order within each turn (default: 0)")
@@ -134,13 +136,13 @@ def run(given: argparse.Namespace) -> int:
 
 def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
     if given.if_cannot_tell is not None and given.fail_if_slower is None:
-        raise UsageError("--if-cannot-tell goes with --fail-if-slower PERCENT")
+        raise UsageError("--if-cannot-tell needs --fail-if-slower PERCENT")
     if given.turns is None:
         of_turns = [("--revisions", given.revisions), ("--levels", given.levels), ("--seed", given.seed)]
         of_turns += [("--overwrite", given.overwrite or None), ("--quiet", given.quiet or None)]
         for option, value in of_turns:
             if value is not None:
-                raise UsageError(f"{option} goes with --turns N, which runs both programs in turns")
+                raise UsageError(f"{option} needs --turns N, which runs both programs in turns")
         return
     if given.after is not None:
         raise UsageError("--turns runs commands, --with takes recorded runs: omit one of them")
@@ -219,9 +221,9 @@ def _sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
     if len(given.before) != 2:
         runs = shlex.join(given.before)
         raise UsageError(
-            f"which runs are after? xsp compare {runs} --with RUN …"
+            f"name the runs after the change: xsp compare {runs} --with RUN …"
             if len(given.before) == 1
-            else f"of {len(given.before)} runs, which are after? xsp compare A1 A2 … --with B1 B2 …"
+            else f"{len(given.before)} runs, and none marked as after the change: xsp compare A1 A2 … --with B1 B2 …"
         )
     return given.before[:1], given.before[1:]
 
@@ -258,7 +260,7 @@ def _percent(text: str | None) -> float | None:
     except ValueError:
         percent = -1.0
     if not 0 <= percent < float("inf"):
-        raise UsageError(f"--fail-if-slower {text!r}: write a percentage, 5%")
+        raise UsageError(f"--fail-if-slower {text!r}: write a percentage, such as 5%")
     return percent
 
 
@@ -272,15 +274,14 @@ def _gate(found: Comparison, percent: float, if_cannot_tell: int | None) -> int:
     else:
         measured = f"{step.change_percent:+.1f} % ({step.low_percent:+.1f} to {step.high_percent:+.1f})"
     if found.slower_by(percent):
-        progress.warn(f"xsp: the step is slower by {measured}, allowed is less than {percent:g} %")
+        progress.warn(f"xsp: the step is slower by {measured}; the limit is {percent:g} %")
         return SLOWER
     if found.not_slower_by(percent):
         return 0
     starts = 100 * found.repeats.starts
-    known = f"; two starts of the same program may be {starts:.0f} % apart" if starts and step.high_percent else ""
+    known = f"; two starts of the same program may differ by {starts:.0f} %" if starts and step.high_percent else ""
     progress.warn(
-        f"xsp: it cannot be told whether the step is slower by {percent:g} % or more: {measured}{known}. "
-        f"To tell: {MORE_RUNS}"
+        f"xsp: undecided whether the step is slower by {percent:g} % or more: {measured}{known}. To decide: {MORE_RUNS}"
     )
     return CANNOT_TELL if if_cannot_tell is None else if_cannot_tell
 

@@ -4,7 +4,7 @@ A manifest is a YAML file that says what to evaluate: model, software, hardware,
 directory, named after the hash of the manifest.
 
 examples:
-  xsp evaluate check resnet18.yaml          check it, and who can run it
+  xsp evaluate check resnet18.yaml          check it, and whether it can run here
   xsp evaluate run resnet18.yaml            run it, and keep the result
   xsp evaluate list                         list the results
   xsp evaluate compare 4f1c-0001 77aa-0001  compare two results

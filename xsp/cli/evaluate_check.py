@@ -15,7 +15,7 @@ from pathlib import Path
 
 from xsp.cli import progress
 
-SUMMARY = "check a manifest, and who can run it"
+SUMMARY = "check a manifest, and whether it can run here"
 
 NOT_HERE = 3
 

@@ -44,7 +44,7 @@ def run(given: argparse.Namespace) -> int:
         progress.put(json.dumps([tables.standing_json(each) for each in rows], indent=1) + "\n")
     elif not rows:
         of = f" of the task {given.task!r}" if given.task else ""
-        progress.tell(f"no results{of} in {given.store}; `xsp evaluate run MANIFEST` makes some")
+        progress.tell(f"no results{of} in {given.store}; make some with `xsp evaluate run MANIFEST`")
     else:
         progress.tell(tables.standing(rows, given.rows, given.by))
     return 0

@@ -29,7 +29,7 @@ def run(given: argparse.Namespace) -> int:
     if given.format == "json":
         progress.put(json.dumps([dict(each.content) | {"path": str(each.path)} for each in found], indent=1) + "\n")
     elif not found:
-        progress.tell(f"no results in {given.store}; `xsp evaluate run MANIFEST` makes some")
+        progress.tell(f"no results in {given.store}; make some with `xsp evaluate run MANIFEST`")
     else:
         progress.tell(tables.listed(found))
     return 0

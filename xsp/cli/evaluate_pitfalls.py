@@ -55,6 +55,6 @@ def run(given: argparse.Namespace) -> int:
         for each in found
     ]  # fmt: skip
     progress.tell(tables.table(head, rows, 2))
-    progress.tell("accuracy: of images whose class is told; agreement: of those answered as by the right steps;")
-    progress.tell("features apart: of the norm of the right ones; JS: nats")
+    progress.tell("accuracy: share of images classified correctly; agreement: share classified as by the right steps;")
+    progress.tell("features apart: distance relative to the norm of the correct ones; JS: divergence in nats")
     return 0

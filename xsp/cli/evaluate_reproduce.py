@@ -6,6 +6,7 @@ different; 3: cannot tell.
 examples:
   xsp evaluate reproduce 4f1c2a9b03de-0001
   xsp evaluate reproduce 4f1c --turns 5
+  xsp evaluate reproduce 4f1c --label rack=7                 if the manifest requires that label
   xsp evaluate reproduce 4f1c --ray auto --agents rack7      by that agent of a Ray cluster
 """
 
@@ -42,6 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "that made the result, if it is there and satisfies the manifest, or any that does)",
     )
     parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster with the agents; auto finds it")
+    evaluate_run.labelled(parser)
     evaluate_run.stored(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
@@ -69,7 +71,7 @@ def run(given: argparse.Namespace) -> int:
     else:
         times = "once" if len(made) == 1 else f"{len(made)} times"
         by = agent.facts().name
-        progress.tell(f"{before.name}, made again {times} by {by}: {tables.judgement(judgement)}")
+        progress.tell(f"{before.name}, repeated {times} by {by}: {tables.judgement(judgement)}")
     return {"same": 0, "different": 1}.get(judgement.verdict.value, 3)
 
 
@@ -77,15 +79,17 @@ def _agent(given: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
     """Return the agent that runs a manifest again: on a cluster, the named agent or the one that made the result.
 
     Raises:
-        UsageError: there is no such agent, or several are named.
+        UsageError: there is no such agent, several are named, or labels are given to agents that have their own.
     """
     from xsp.evaluate import agents, transports
 
     if given.ray is None:
-        found = transports.named(given.agents or "process")
+        found = transports.named(given.agents or "process", dict(given.label))
         if len(found) != 1:
-            raise UsageError("--agents: one agent reproduces a result, local or process")
+            raise UsageError("--agents: give one agent to reproduce a result, local or process")
         return found[0]
+    if given.label:
+        raise UsageError("--label is of agents of this machine; with --ray agents have their own labels")
     there = evaluate_run.of_cluster(given.ray, None if given.agents is None else [given.agents])
     fit, reasons = agents.matching(manifest, there)
     if not fit:

@@ -1,7 +1,8 @@
 """Run manifests, and keep the results.
 
 Latencies are measured without recording; a trace is recorded afterwards, in steps of its own. A manifest is given to
-one agent, or with --agents all to each that satisfies it; for the others the reasons are printed.
+one agent, or with --agents all to each that satisfies it; for the others the reasons are printed. Exit code 3: a
+manifest was not run.
 
 examples:
   xsp evaluate run resnet18.yaml
@@ -9,7 +10,7 @@ examples:
   xsp evaluate run resnet18.yaml --trace M/L/G --bound     with a trace and a bound
   xsp evaluate run manifests/*.yaml --store results
   xsp evaluate run manifests/*.yaml --ray auto --agents any     on a cluster, each by one agent
-  xsp evaluate run --set builtin --missing --seconds 540    type it again to continue
+  xsp evaluate run --set builtin --missing --seconds 540    run it again to continue
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ def running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster with the agents; auto finds it")
     parser.add_argument("--trace", default="", metavar="LEVELS", help="also record a trace: M, M/L or M/L/G")
     parser.add_argument("--bound", action="store_true", help="also compute the bound of a batch, see xsp bound")
+    labelled(parser)
+    stored(parser)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def labelled(parser: argparse.ArgumentParser) -> None:
+    """Add the option of every command whose agents are on this machine."""
     parser.add_argument(
         "--label",
         action="append",
@@ -69,9 +78,6 @@ def running(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="label of this machine that hardware.labels of a manifest can require",
     )
-    stored(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
 def stored(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +139,7 @@ def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
     with progress.shown(given.quiet) as show:
         for number, each in enumerate(found):
             if number and given.seconds is not None and time.monotonic() - begin > given.seconds:
-                progress.warn(f"xsp: {len(found) - number:,} manifests are left; type it again with --missing")
+                progress.warn(f"xsp: {len(found) - number:,} manifests are left; run it again with --missing")
                 break
             fit, reasons = agents.matching(each.manifest, there)
             for name, why in reasons.items():
@@ -153,7 +159,7 @@ def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) 
     from xsp.evaluate import dispatch
 
     if given.seconds is not None or given.label:
-        raise UsageError("--seconds and --label are of agents of this machine; with --ray agents have their own labels")
+        raise UsageError("--seconds and --label are for agents of this machine; agents of --ray have their own labels")
     named = None if given.agents in ("all", "any", "local") else [each.strip() for each in given.agents.split(",")]
     there = of_cluster(given.ray, named)
     work, reasons = dispatch.pieces(found, there, each=given.agents not in ("any", "local"))
@@ -164,7 +170,7 @@ def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) 
         dispatch.carry_out(work, there, options, show)
     for piece in work:
         if piece.lost and piece.result is not None:
-            progress.warn(f"xsp: {piece.asked.manifest.title}: lost by {piece.lost[0]}, and carried out once more")
+            progress.warn(f"xsp: {piece.asked.manifest.title}: lost by {piece.lost[0]}, and run again")
         if piece.result is None:
             progress.warn(f"xsp: {piece.asked.manifest.title}: {piece.why}")
     return [each.result for each in work if each.result is not None], sum(each.result is None for each in work)
@@ -197,7 +203,7 @@ def _shown(given: argparse.Namespace, made: list[Path], failed: int) -> int:
     from xsp.evaluate import results, tables
 
     if not made:
-        raise UsageError("nothing was evaluated, for the reasons above")
+        raise UsageError("nothing was evaluated; see the reasons above")
     there_now = [results.read(each) for each in made]
     if given.format == "json":
         progress.put(json.dumps([dict(each.content) | {"path": str(each.path)} for each in there_now], indent=1) + "\n")

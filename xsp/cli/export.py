@@ -44,7 +44,7 @@ _OF_SENDING = (
 
 _NO_FORMATS = {
     "otlp": "omit --format, and name the target with --to",
-    "flame": "write --format folded, of which speedscope.app and flamegraph.pl draw a flame graph",
+    "flame": "write --format folded, from which speedscope.app and flamegraph.pl draw a flame graph",
 }
 
 
@@ -91,7 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=10_000,
         metavar="N",
-        help="send larger traces than N spans as an overview with details; 0: never (default: 10000)",
+        help="send traces of more than N spans as an overview with details; 0: never (default: 10000)",
     )
     sent.add_argument(
         "--patience",
@@ -139,7 +139,7 @@ def _write(given: argparse.Namespace) -> int:
     from xsp.exporters import contract
     from xsp.ingest import load
 
-    _refuse(given, _OF_SENDING, "of sending, not with --format")
+    _refuse(given, _OF_SENDING, "only for sending, not with --format")
     if given.out is None:
         raise UsageError(f"--format {given.format}: name the file to write with -o FILE")
     if given.format in _NO_FORMATS:
@@ -207,7 +207,7 @@ def _say(counts: Counts, to: Endpoint, given: argparse.Namespace) -> None:
     )
     page = send.jaeger_page(to, counts.trace_id) if counts.trace_id else None
     if page:
-        progress.tell(f"one of them: {page}")
+        progress.tell(f"one of the traces: {page}")
     for message in counts.messages:
         progress.warn(f"xsp: {message}")
     if counts.rejected:

@@ -18,7 +18,7 @@ examples:
   xsp graph file.py:model --by export --compare file.py:model    the graph of torch.export
   xsp graph torchvision:resnet50 --section runs/demo    add it to the report of a run
   xsp graph file.py:model --rewrite                     calls that could be removed
-  xsp graph --all torchvision,timm --out corpus         all models; type it again to continue
+  xsp graph --all torchvision,timm --out corpus         all models; run it again to continue
   xsp graph corpus                                      which layers they share
   xsp graph corpus --only 'torchvision:resnet*'         the same for some models
   xsp graph corpus --against latencies.csv              which measure correlates with latency
@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import os.path
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,6 @@ from xsp.errors import UsageError
 
 if TYPE_CHECKING:
     from xsp.graph.node import Graph
-    from xsp.graph.sharing import Corpus
 
 SUMMARY = "show the operators of a model, their data flow and measures"
 
@@ -112,13 +112,18 @@ def run(given: argparse.Namespace) -> int:
     if given.all is not None:
         return _corpus(given)
     if given.out is not None:
-        raise UsageError("--out goes with --all; a single graph is written by --save FILE")
+        raise UsageError("--out is for --all; use --save FILE for a single graph")
     if os.path.isfile(Path(given.source) / corpus.FILE):  # the source may be too long for a path
         return _shared(given)
     if given.only is not None or given.against is not None:
         raise UsageError("--only and --against are for a folder that --all wrote")
+    # before the graph, which may take long
+    others = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
+    if given.rewrite and others:
+        raise UsageError(f"--{others[0]}: not with --rewrite; save the graph with --save FILE, and show the file")
     if given.section is not None:
         sections.check(given.section)
+    options.check_writable(given.save, given.html, given.dot)
     found = _graph(given, given.source, beside=given.compare, by=given.by)
     if given.rewrite:
         return _rewritten(given, found)
@@ -172,9 +177,6 @@ def _rewritten(given: argparse.Namespace, first: Graph) -> int:
     """Show the calls that a graph does not need, and save the graph without them."""
     from xsp.graph import rewrite
 
-    others = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
-    if others:
-        raise UsageError(f"--{others[0]}: not with --rewrite; keep the graph with --save FILE, and show that")
     found = rewrite.of(first)
     if given.save is not None:
         found.graph.save(given.save)
@@ -208,13 +210,13 @@ def _corpus(given: argparse.Namespace) -> int:
     typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
     typed += _of_one_step(given)
     if typed:
-        raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards")
+        raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards with xsp graph DIR")
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
     try:
         with progress.shown(quiet=False) as show:
             found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
     except KeyboardInterrupt:
-        progress.warn(f"xsp: interrupted; what was captured is kept in {given.out}: type it again to go on")
+        progress.warn(f"xsp: interrupted; finished graphs are kept in {given.out}: run it again to continue")
         return INTERRUPTED
     failed = [row for row in found if "error" in row]
     if given.format == "json":
@@ -241,10 +243,11 @@ def _shared(given: argparse.Namespace) -> int:
     typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
     typed += [*(["--train"] if given.train else []), *_of_one_step(given)]
     if typed:
-        raise UsageError(f"{', '.join(typed)}: for one model; a folder has its graphs already")
+        raise UsageError(f"{', '.join(typed)}: only for one model, not for a folder of graphs")
+    options.check_writable(given.html)
     patterns = tuple(filter(None, (given.only or "").split(",")))
     if given.against is not None:
-        return _correlated(given, sharing.read(Path(given.source), patterns, graphs=False))
+        return _correlated(given, patterns)
     with progress.shown(quiet=False) as show:
         found = sharing.read(Path(given.source), patterns, show)
     if given.html is not None:
@@ -256,12 +259,14 @@ def _shared(given: argparse.Namespace) -> int:
     return 0
 
 
-def _correlated(given: argparse.Namespace, corpus: Corpus) -> int:
+def _correlated(given: argparse.Namespace, patterns: Sequence[str]) -> int:
     """Show how latencies in a file correlate with the measures of a corpus."""
     from xsp.bound import correlate, correlatetext, latencies
+    from xsp.graph import sharing
     from xsp.report import html
 
     measured, holes = latencies.read(given.against)
+    corpus = sharing.read(Path(given.source), patterns, graphs=False)
     found = correlate.groups(corpus.rows, measured)
     if not found:
         raise UsageError(

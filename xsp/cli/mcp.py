@@ -38,9 +38,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=60.0, metavar="N", help="time limit of an answer (default: 60)"
     )
     parser.add_argument(
-        "--kib", type=options.rows, default=48, metavar="N", help="maximal size of an answer, in KiB (default: 48)"
+        "--kib", type=options.rows, default=48, metavar="N", help="maximum size of an answer, in KiB (default: 48)"
     )
-    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of all answers, and end")
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of all answers, and exit")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def run(given: argparse.Namespace) -> int:
         progress.tell(json.dumps(form.schema(), indent=1, ensure_ascii=False))
         return 0
     if not given.paths:
-        raise UsageError("which runs may be read? xsp mcp runs")
+        raise UsageError("name the runs that may be read: xsp mcp runs")
     if not 0 < given.seconds < float("inf"):
         raise UsageError("--seconds must be above 0")
     if not LEAST <= given.kib <= MOST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import fields
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp import scrub
 from xsp.collector import Kernels
-from xsp.errors import UsageError
+from xsp.errors import UnwritableError, UsageError
 from xsp.levels import parse_levels
 from xsp.otlp import endpoint
 from xsp.record.settings import Settings
@@ -55,7 +56,11 @@ def recording(parser: argparse.ArgumentParser) -> None:
         "model/layer/op",
     )
     group.add_argument(
-        "--warmup", type=int, metavar="N", help="warm-up steps, which are not kept (default: 1 per set of levels)"
+        "--warmup",
+        type=int,
+        metavar="N",
+        help="warm-up steps, which are not kept (default: 1 per set of levels; 0 with a budget, as `xsp run` has by "
+        "default)",
     )
     group.add_argument(
         "--seed", type=int, default=Settings.seed, metavar="N", help="seed of the weights and of the order of levels"
@@ -100,6 +105,27 @@ def counting(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
 
 
+def check_writable(*files: Path | None) -> None:
+    """Refuse files that cannot be written, before time is spent on what is to be in them; None is no file.
+
+    Raises:
+        UnwritableError: a path is that of a folder, or its folder is missing or not writable.
+    """
+    for file in files:
+        if file is None:
+            continue
+        folder = os.path.dirname(os.path.abspath(file))
+        code = 0
+        if os.path.isdir(file):
+            code = errno.EISDIR
+        elif not os.path.isdir(folder):
+            code = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            code = errno.EACCES
+        if code:
+            raise UnwritableError(f"{file}: cannot be written ({os.strerror(code)})")
+
+
 def check_counting(given: argparse.Namespace) -> None:
     """Check that the other options allow hardware counters.
 
@@ -108,7 +134,7 @@ def check_counting(given: argparse.Namespace) -> None:
     """
     if given.counters and given.otlp is not None:
         raise UsageError(
-            "--counters adds them after the run: omit --otlp, and send the run afterwards with `xsp export`"
+            "--counters adds counters after the run: omit --otlp, and send the run afterwards with `xsp export`"
         )
     if given.counters and Level.KERNEL not in parse_levels(given.levels):
         raise UsageError("--counters needs kernels: use --levels M/L/G")
@@ -152,7 +178,7 @@ def step_of_model(parser: argparse._ActionsContainer) -> None:
 def sample_of_model(parser: argparse._ActionsContainer) -> None:
     """Add the options for the kind of step of a model, and for the size of one sample."""
     parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
-    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
+    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample: 3x224x224 (default: the model's own)")
     parser.add_argument("--sequence", type=rows, default=128, metavar="N", help="tokens of one sample (default: 128)")
 
 
@@ -162,7 +188,7 @@ def sizes(parser: argparse._ActionsContainer) -> None:
         "--size",
         type=_sizes,
         metavar="NAME=N,…",
-        help="sizes of symbolic dimensions of an ONNX file, sequence=128",
+        help="sizes of symbolic dimensions of an ONNX file, for example sequence=128",
     )
 
 
@@ -176,7 +202,7 @@ def _sizes(text: str) -> dict[str, int]:
     for each in text.split(","):
         name, _, number = (part.strip() for part in each.rpartition("="))
         if not name or not number.isdecimal() or name in found:
-            raise argparse.ArgumentTypeError(f"{text!r}: write names once, with a number each: sequence=128,past=0")
+            raise argparse.ArgumentTypeError(f"{text!r}: write each name once, with a number: sequence=128,past=0")
         found[name] = int(number)
     return found
 
@@ -224,7 +250,7 @@ def batches(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1 or len(set(sizes)) != len(sizes):
-        raise UsageError(f"--batch {text!r}: write different positive numbers with commas, 1,2,4,8")
+        raise UsageError(f"--batch {text!r}: write distinct positive numbers with commas between them: 1,2,4,8")
     return sizes
 
 
@@ -239,7 +265,7 @@ def steps(text: str | None) -> tuple[int, ...] | None:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"--steps {text!r}: write numbers with commas, 5,7,9") from None
+        raise UsageError(f"--steps {text!r}: write numbers with commas between them: 5,7,9") from None
 
 
 def shape(text: str | None) -> tuple[int, ...] | None:
@@ -255,7 +281,7 @@ def shape(text: str | None) -> tuple[int, ...] | None:
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise UsageError(f"--input {text!r}: write the shape of one sample with x, 3x224x224")
+        raise UsageError(f"--input {text!r}: write the shape of one sample like 3x224x224")
     return sizes
 
 

@@ -61,7 +61,7 @@ def ranks(text: str) -> tuple[int, ...]:
         not all(each.isascii() and each.isdigit() and 0 < len(each) <= 10 for each in parts)
         or len(parts) > MOST_NUMBERS
     ):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of up to {MOST_NUMBERS} numbers of ranks, such as 2,4,8")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of up to {MOST_NUMBERS} rank counts, such as 2,4,8")
     return tuple(map(int, parts))
 
 
@@ -69,7 +69,7 @@ def size(text: str) -> int:
     """Return bytes: 25MiB, 100MB, 4096."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if found is None or found[2] not in _BYTES or not 0 < float(found[1]) * _BYTES[found[2]] < 1 << 62:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size above 0, such as 25MiB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0, such as 25MiB")
     return max(1, round(float(found[1]) * _BYTES[found[2]]))
 
 
@@ -87,7 +87,7 @@ def loader(text: str) -> tuple[float | Bytes, float, int]:
     ]
     if len(parts) != 3 or None in times or not re.fullmatch(r"\d{1,4}", parts[2]):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no loader: READ,DECODE,WORKERS of a batch, such as 5ms,40ms,8 or 12MB,40ms,8"
+            f"{text!r} is not a loader: READ,DECODE,WORKERS of a batch, such as 5ms,40ms,8 or 12MB,40ms,8"
         )
     read, decode = (float(each[1]) * _TIMES[each[2]] for each in times if each is not None)
     return read if much is None else much, decode, int(parts[2])
@@ -97,14 +97,14 @@ def straggler(text: str) -> tuple[float, str]:
     """Return the factor of slowness, and which ranks are slow: 1.3, 1.3:turns, 1.3:together."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)(?::(one|turns|together))?", text.strip())
     if found is None or not float(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no factor above 0, such as 1.3, 1.3:turns or 1.3:together")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a factor above 0, such as 1.3, 1.3:turns or 1.3:together")
     return float(found[1]), found[2] or "one"
 
 
 def factor(text: str) -> float:
     """Return a factor above 0: 0.5."""
     if not re.fullmatch(r"\d{1,6}(?:\.\d{1,9})?", text.strip()) or not float(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no factor above 0, such as 0.5 or 2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a factor above 0, such as 0.5 or 2")
     return float(text)
 
 
@@ -124,12 +124,12 @@ def change(text: str) -> tuple[str, dict[str, Any]]:
         known = (name in CHANGES and value) or (name == "sharded" and not equals)
         if not known or name.replace("-", "_") in found or (value not in ALGORITHMS and name == "algorithm"):
             raise argparse.ArgumentTypeError(
-                f"{each!r} is no change, or a second one: write OPTION=VALUE of {', '.join(CHANGES)}, or sharded; "
+                f"{each!r} is not a change, or is repeated: write OPTION=VALUE of {', '.join(CHANGES)}, or sharded; "
                 "several with spaces between them"
             )
         found[name.replace("-", "_")] = CHANGES[name](value) if value else True
     if not found:
-        raise argparse.ArgumentTypeError("nothing is changed: write OPTION=VALUE, such as link=nvlink4")
+        raise argparse.ArgumentTypeError("no change given: write OPTION=VALUE, such as link=nvlink4")
     return " ".join(text.split()), found
 
 
@@ -218,13 +218,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Predict the step, and print the prediction."""
-    from xsp.predict import collectives, recorded, scaling, text
+    from xsp.predict import chakra, collectives, measured, recorded, scaling, text
 
     if given.link is None and max(given.ranks) > 1:
         raise UsageError(
             "several ranks need a link: --link nvlink4, --link 30us,1.2GB/s or a file; "
             f"there are {', '.join(collectives.LINKS)}"
         )
+    for link in (given.link, *(changes.get("link") for _, changes in given.what_if)):
+        if link not in (None, measured.NAME):
+            collectives.link(link)  # refused before the run is loaded
+    if given.chakra is not None:
+        chakra.check(given.chakra, max(given.ranks))
     trace = recorded.loaded(given.run, given.kind)
     original = recorded.of(trace, given.gradients)
     machine = trace.run.machine

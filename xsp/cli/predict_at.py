@@ -32,7 +32,7 @@ def given_value(text: str) -> tuple[str, tuple[str, ...]]:
     name, equals, values = text.partition("=")
     found = tuple(each.strip() for each in values.split(","))
     if not name.strip() or not equals or not all(found):
-        raise argparse.ArgumentTypeError(f"{text!r} is no FACTOR=VALUE, such as batch=64 or batch=64,128")
+        raise argparse.ArgumentTypeError(f"{text!r} is not FACTOR=VALUE, such as batch=64 or batch=64,128")
     return name.strip(), found
 
 
@@ -100,4 +100,4 @@ def _value(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{name}={text} is no number above 0") from None
+        raise UsageError(f"{name}={text} is not a number above 0") from None

@@ -19,7 +19,7 @@ import argparse
 import json
 from pathlib import Path
 
-from xsp.cli import progress
+from xsp.cli import options, progress
 
 SUMMARY = "fit step times to recorded configurations"
 
@@ -32,7 +32,7 @@ def names(text: str) -> tuple[str, ...]:
 def count(text: str) -> int:
     """Return the number of resampled fits: at least 20, so that there are percentiles."""
     if not (text.isascii() and text.isdigit() and 20 <= int(text) <= 10_000):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 20 to 10000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 20 to 10000")
     return int(text)
 
 
@@ -75,7 +75,10 @@ def run(given: argparse.Namespace) -> int:
     from xsp.predict import configurations, fitted, fittext, fromruns, judged
 
     if given.seed < 0:
-        raise UsageError(f"--seed {given.seed}: is a number from 0 on")
+        raise UsageError(f"--seed {given.seed}: give a number of 0 or more")
+    place = given.out or Path(fitted.NAME)
+    fitted.check(place)  # before a fit, which takes long
+    options.check_writable(place)
     rows, left = fromruns.rows(given.sources)
     named = (*given.intrinsic, *given.extrinsic)
     wanted = (*named, *((given.each,) if given.each else ()))
@@ -88,7 +91,6 @@ def run(given: argparse.Namespace) -> int:
     table = replace(table, notes=tuple(dict.fromkeys((*table.notes, *notes))))
     split = judged.split_of(table, given.intrinsic, given.extrinsic, given.each)
     found = judged.judge(table, split, given.seed, given.resamples)
-    place = given.out or Path(fitted.NAME)
     fitted.write(found, place)
     if given.format == "json":
         progress.put(json.dumps(fittext.as_json(found), indent=2, allow_nan=False) + "\n")

@@ -38,7 +38,7 @@ def run(given: argparse.Namespace) -> int:
     sizes = options.batches(given.batch)
     options.check_counting(given)
     if given.counters and len(sizes) > 1:
-        raise UsageError("--counters goes with one batch size: omit the others")
+        raise UsageError("--counters needs a single batch size: omit the others")
     settings = options.model_settings(given, sizes[0])
     recorded = options.recorded(given, models.short_name(given.model))
     how = models.Recording(recorded, given.repeats, given.counting)

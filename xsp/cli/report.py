@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Load the runs; write their pages and print where they are, or serve them."""
     if given.out and (given.serve or len(given.paths) > 1):
-        raise UsageError("-o names the page of one run: leave it out with several runs and with --serve")
+        raise UsageError("-o names the page of one run: omit it with several runs and with --serve")
     if given.port is not None and not given.serve:
         raise UsageError("--port is the port of --serve: add --serve")
     return _serve(given) if given.serve else _write(given)
@@ -84,7 +84,7 @@ def _serve(given: argparse.Namespace) -> int:
     with serve.server(rendered, port) as listening:
         for name in rendered:
             progress.tell(f"serving {serve.address(listening, name)}", flush=True)
-        progress.tell("Ctrl-C ends it", flush=True)
+        progress.tell("Ctrl-C stops the server", flush=True)
         try:
             listening.serve_forever()
         except KeyboardInterrupt:

@@ -119,7 +119,7 @@ def run(given: argparse.Namespace) -> int:
         return code
     if given.resolve and code == 0:
         found, code = resolve(how, run)
-        say(f"the serialised re-run decided {found} parents")
+        say(f"the serialised re-run resolved {found} parents")
     if given.counters and code == 0:
         counters.once_more(lambda: count(how, run))
     _show(run, given.quiet, code == 0 and not given.no_advice)
@@ -161,14 +161,14 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
     if given.counters and given.once_each:
         raise UsageError("--counters needs the kernels of one run: omit --once-each")
     if given.budget not in (None, "off") and (given.once_each or given.counters or given.resolve):
-        raise UsageError("--budget is kept in one run: omit --counters, --resolve and --once-each")
+        raise UsageError("--budget applies to a single run: omit --counters, --resolve and --once-each")
 
 
 def _refuse_what_does_not_go_with(job: Job, given: argparse.Namespace) -> None:
     if given.budget is not None:
-        raise UsageError("--budget would record other steps on each rank: use --every N, the same on all of them")
+        raise UsageError("--budget would record different steps on each rank: use --every N, the same on all of them")
     if given.resolve or given.counters or given.once_each:
-        raise UsageError(f"--resolve, --counters and --once-each do not go with {job.name}: omit them")
+        raise UsageError(f"--resolve, --counters and --once-each cannot be used with {job.name}: omit them")
 
 
 def _show(out: Path, quiet: bool, remarks: bool) -> None:

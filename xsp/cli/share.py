@@ -10,7 +10,8 @@ examples:
   xsp share measure torchvision:resnet50      does it pay for this model, on this machine?
   xsp share serve --capacity 8GiB             the store, until Ctrl-C
   xsp share put model.safetensors             copy weights in advance
-  xsp share status                            contents, and attached processes
+  xsp share status                            contents, and attached processes; reads no weights
+  xsp share check                             compare weights on devices with the store's
   xsp share evict 9f86d081                    free weights that are not in use
   xsp share serve --device 0                  also one copy of weights on a GPU for all processes
 """

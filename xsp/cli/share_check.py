@@ -1,8 +1,11 @@
-"""Compare all weights on devices with the memory of the store, which is read-only.
+"""Read all weights on devices, and compare them with the read-only memory of the store.
 
 Nothing stops a process from writing weights on a device. At each attachment a sample of blocks is compared; this
-command compares all blocks. Weights that differ are not shared any more: processes that attach later get another copy,
-and the attached processes are listed. On the host there is nothing to compare.
+command compares all blocks, which takes the time of reading them. Weights that differ are not shared any more:
+processes that attach later get another copy, and the attached processes are listed. Memory of the host cannot be
+written, so without a device there is nothing to compare.
+
+`xsp share status` reads no weights: it shows what the store holds, and differences that were found before.
 
 exit codes:
   0  nothing differs
@@ -17,10 +20,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from xsp.cli import progress, share
 
-SUMMARY = "compare what is on devices with it"
+SUMMARY = "compare weights on devices with the store's; exit code 1 if any differ"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,27 +35,41 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Have the weights compared, and return the exit code."""
-    from xsp.share import client, devices, shelf
+    from xsp.share import client, devices
 
-    if not devices.status(given.dir):
+    served = devices.status(given.dir)
+    if not served:
         client.status(given.dir)  # raises if there is no store
-        progress.tell("the store serves no device, and memory of the host cannot be written: nothing to compare")
-        return 0
-    found = devices.check(given.dir)
+    found = devices.check(given.dir) if served else []
+    differ = sum(each["corrupted"] is not None for each in found)
+    failed = sum(each["error"] is not None for each in found)
     if given.format == "json":
         progress.put(json.dumps(found, indent=1) + "\n")
+    elif not served:
+        progress.tell("the store serves no device, and memory of the host cannot be written: nothing to compare")
+    elif not found:
+        progress.tell("nothing is on a device: nothing to compare")
     else:
+        progress.tell("compared, block by block, with the memory of the store:")
         for each in found:
-            pids = ", ".join(map(str, each["attached"])) or "nobody"
-            said = "equal"
-            if each["error"]:
-                said = f"not compared: {each['error']}"
-            elif each["corrupted"]:
-                said = f"DIFFERS from the host at {each['corrupted']}; end the processes that are attached"
-            progress.tell(
-                f"cuda:{each['device']['ordinal']}  {each['key'][:16]}  {shelf.size_text(each['nbytes']):>10}  "
-                f"attached: {pids}  {each['source']}: {said}"
-            )
-        if not found:
-            progress.tell("nothing is on a device")
-    return 1 if any(each["corrupted"] or each["error"] for each in found) else 0
+            progress.tell(_line(each))
+        counts = [f"{len(found) - differ - failed} of {len(found)} equal"]
+        counts += [f"{differ} differ"] * (differ > 0) + [f"{failed} not compared"] * (failed > 0)
+        progress.tell(", ".join(counts))
+    return 1 if differ or failed else 0
+
+
+def _line(each: dict[str, Any]) -> str:
+    """Return what the comparison of an object found."""
+    from xsp.share import shelf
+
+    pids = ", ".join(map(str, each["attached"])) or "nobody"
+    said = "equal"
+    if each["error"]:
+        said = f"not compared: {each['error']}"
+    elif each["corrupted"]:
+        said = f"DIFFERS from the host at {each['corrupted']}; end the processes that are attached"
+    return (
+        f"  cuda:{each['device']['ordinal']}  {each['key'][:16]}  {shelf.size_text(each['nbytes']):>10}  "
+        f"attached: {pids}  {each['source']}: {said}"
+    )

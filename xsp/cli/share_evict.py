@@ -33,7 +33,7 @@ def run(given: argparse.Namespace) -> int:
     key = "*" if given.all else given.key.removeprefix("sha256:")
 
     def told(text: str) -> None:
-        progress.warn(f"xsp share: nothing is evicted at {text}")
+        progress.warn(f"xsp share: nothing was evicted at {text}")
 
     on_devices = devices.evict(key, given.dir, told)  # first: the host keeps weights that are on a device
     found = client.evict(key, given.dir)

@@ -61,7 +61,7 @@ def run(given: argparse.Namespace) -> int:
     capacity = _free() // 2 if given.capacity is None else size(given.capacity)
     on_device = None if given.device_capacity is None else size(given.device_capacity, "--device-capacity")
     if on_device is not None and not given.device:
-        raise UsageError("--device-capacity: of which device? Give --device 0, too")
+        raise UsageError("--device-capacity: also give the device, --device 0")
     eviction = shelf.Eviction(given.evict)
     serving = store.Store(wire.directory(given.dir), capacity, eviction)
     beside = devicestore.beside(serving, given.device, on_device, eviction)
@@ -70,8 +70,8 @@ def run(given: argparse.Namespace) -> int:
     serving.serve_until_signal(lambda: progress.tell(said, flush=True))
     for ordinal, process in devicestore.left(beside):
         progress.warn(
-            f"xsp share: process {process} keeps the memory of cuda:{ordinal} until those attached to it have ended; "
-            "killed, it would take it from under them"
+            f"xsp share: process {process} keeps the memory of cuda:{ordinal} until the attached processes have ended; "
+            "killing it would make their memory invalid"
         )
     return 0
 

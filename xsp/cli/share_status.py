@@ -1,4 +1,7 @@
-"""Show the contents of the store, and the attached processes.
+"""Show what the store holds, on the host and on devices, and which processes are attached.
+
+No weights are read: weights on devices that were found to differ before are marked "corrupted". `xsp share check`
+compares all of them with those of the store.
 
 examples:
   xsp share status
@@ -12,7 +15,7 @@ import json
 
 from xsp.cli import progress, share
 
-SUMMARY = "show the contents of the store, and attached processes"
+SUMMARY = "show what the store holds, and who is attached; reads no weights"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,5 +51,7 @@ def run(given: argparse.Namespace) -> int:
                 f"{each['hits']:>5} hits  attached: {pids}  {each['source']}{corrupted}"
             )
     if not found["objects"]:
-        progress.tell("  nothing yet; xsp share put FILE, or attach to one")
+        progress.tell("  nothing yet; use xsp share put FILE, or attach a file")
+    if any(store.get("objects") for store in on_devices):
+        progress.tell("nothing was compared; xsp share check compares weights on devices with the store's")
     return 0

@@ -11,8 +11,10 @@ examples:
 from __future__ import annotations
 
 import argparse
+import math
 
 from xsp.cli import options, progress
+from xsp.errors import UsageError
 
 SUMMARY = "find the optimal batch size of a model"
 
@@ -35,6 +37,8 @@ def run(given: argparse.Namespace) -> int:
     from xsp.report import text
 
     sizes = options.batches(given.batch)
+    if given.latency_target is not None and not 0 < given.latency_target < math.inf:
+        raise UsageError(f"--latency-target {given.latency_target:g}: give milliseconds above 0")
     settings = options.model_settings(given, sizes[0])
     recorded = options.recorded(given, f"{models.short_name(given.model)}-sweep")
     how = models.Recording(recorded, given.repeats)

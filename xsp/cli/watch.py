@@ -23,7 +23,7 @@ SUMMARY = "watch a run while it is recorded"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory")
-    parser.add_argument("--once", action="store_true", help="print once and end")
+    parser.add_argument("--once", action="store_true", help="print once and exit")
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: %(default)s)"
     )

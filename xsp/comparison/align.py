@@ -157,7 +157,7 @@ class _Row:
     def add(self, row: Series) -> None:
         self.figures.append(series.figure(row))
         self.calls += [row.calls] if row.calls is not None else []
-        self.steps += len(row.values)
+        self.steps += row.repeats
 
 
 def side(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> list[Series]:
@@ -177,8 +177,8 @@ def side(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> li
         before, rows = len(rows), _with(rows, run, align)
         if not absent_is_zero and before and len(rows) == before + len(run):
             raise AnalysisError(
-                f"the runs of a side have no {run[0].name!r}, or anything of its section, in common: "
-                "runs of one program belong on a side"
+                f"the runs of a side have neither {run[0].name!r} nor any other row of its section in common: "
+                "a side takes runs of one program"
             )
         seen += 1
     return [

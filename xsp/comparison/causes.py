@@ -28,7 +28,7 @@ MANY_LAUNCHES = 0.1
 MOST = 3
 """Maximum number of parts named of each kind."""
 
-PHASES = {DATA: "waiting for data", REST: "the rest of the step", BETWEEN: "what stands between steps"}
+PHASES = {DATA: "waiting for data", REST: "the rest of the step", BETWEEN: "work between steps"}
 IDLE = {
     "data loading": "waiting for the data loader",
     "sync": "waiting for synchronising calls",
@@ -165,7 +165,7 @@ def layers(found: Comparison) -> Iterator[str]:
     if largest:
         most = max(largest, key=lambda each: abs(each.change_ms))
         change = f"{more_or_less(most.change_ms)} ({both_ms(most.a_ms, most.b_ms)})"
-        yield f"The layer that changed most, on the host: {most.name}, {change}; it takes more repeats to be certain."
+        yield f"The layer that changed most, on the host: {most.name}, {change}; this needs more repeats to be certain."
 
 
 def _layer(row: Row) -> Part:

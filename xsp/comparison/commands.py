@@ -17,6 +17,9 @@ _WITH_VALUE = ("-W", "-X")
 _ITS_PLACE = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "--resolve", "--counters", "--otlp")
 """Options of `xsp run` and `xsp profile` that a comparison sets itself, or that require further runs."""
 
+_SHORT = re.compile(r"-(?!-)([qm]*)(o?)")
+"""Short options of `xsp run` and `xsp profile` in one word; the rest after `-o` is its value."""
+
 _WITHOUT_HERE = (
     "import sys; sys.path[:] = [each for each in sys.path if each]; from xsp.cli import main; sys.exit(main())"
 )
@@ -69,10 +72,10 @@ def program(typed: str) -> Program:
         name, _, value = words.pop(0).partition("=")
         settings.append((name, value))
     if not words:
-        raise UsageError(f"{typed!r}: no command; write 'python train.py', or a model as torchvision:resnet18")
+        raise UsageError(f"{typed!r}: no command; write 'python train.py', or a model such as torchvision:resnet18")
     python, verb, args = _read(words, typed)
     if not args or (args[0] == "-m" and len(args) < 2):
-        raise UsageError(f"{typed!r}: which script? write 'python train.py'")
+        raise UsageError(f"{typed!r}: names no script; write 'python train.py'")
     return Program(typed, python, verb, tuple(args), tuple(settings))
 
 
@@ -95,11 +98,17 @@ def _check_options(words: list[str], typed: str) -> None:
     for place, word in enumerate(words):
         if place and words[place - 1] == "-m":  # a module: what follows is its own
             return
-        option = word.partition("=")[0]
-        if option in _ITS_PLACE:
-            raise UsageError(f"{typed!r}: omit {option}; `xsp compare` itself says where and how deep it records")
+        option = next((each for each in _options(word) if each in _ITS_PLACE), None)
+        if option is not None:
+            raise UsageError(f"{typed!r}: omit {option}; `xsp compare` itself sets the directory and the levels")
         if word.endswith(".py"):
             return
+
+
+def _options(word: str) -> list[str]:
+    """Return the options in a word: `--out=x` is `--out`, `-qo` is `-q` and `-o`, `-ox` is `-o` with its value."""
+    letters = _SHORT.match(word)
+    return [word.partition("=")[0]] if letters is None else [f"-{letter}" for letter in letters[1] + letters[2]]
 
 
 def _interpreter(words: list[str], typed: str) -> tuple[tuple[str, ...], list[str]]:
@@ -109,7 +118,7 @@ def _interpreter(words: list[str], typed: str) -> tuple[tuple[str, ...], list[st
     rest = words[1:]
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         if rest[0] in ("-c", "-"):
-            raise UsageError(f"{typed!r}: put the program into a file; what stands behind -c cannot be run in turns")
+            raise UsageError(f"{typed!r}: put the program into a file; code after -c cannot be run in turns")
         taken = 2 if rest[0] in _WITH_VALUE else 1
         python += rest[:taken]
         rest = rest[taken:]

@@ -9,8 +9,8 @@ from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, NO_EVIDENCE
 from xsp.comparison.rows import OTHER_WORK, Comparison
 
 MORE_RUNS = (
-    f"xsp compare --turns {USUAL} 'python before.py' 'python after.py' runs both in turns until it is known; "
-    "xsp compare A1 A2 A3 --with B1 B2 B3 takes several runs a side"
+    f"xsp compare --turns {USUAL} 'python before.py' 'python after.py' runs both in turns until the result is clear; "
+    "xsp compare A1 A2 A3 --with B1 B2 B3 takes several runs per side"
 )
 
 
@@ -25,7 +25,7 @@ def conclusion(found: Comparison) -> list[str]:
         said += _of_a_pair(found)
     elif step.detectable_percent is not None:
         said.append(
-            f"The smallest change of the step that would have been seen, four times out of five: "
+            f"The smallest change of the step that would have been found with a probability of 80 %: "
             f"{step.detectable_percent:.1f} %."
         )
     return [each for each in said if each]
@@ -85,10 +85,10 @@ _WORDS = {
 
 def _of_a_pair(found: Comparison) -> list[str]:
     seen = found.step.detectable_percent
-    told = f", so nothing below {seen:.0f} % can be told for certain" if seen is not None else ""
+    told = f", so no change below {seen:.0f} % is certain" if seen is not None else ""
     return [
-        "One run a side cannot tell what two starts of one program differ by from what two programs do: starts may be "
-        f"{100 * STARTS:.0f} % apart{told}. "
+        "With one run per side, a difference between the programs cannot be separated from one between two starts of "
+        f"the same program: starts may differ by {100 * STARTS:.0f} %{told}. "
         f"To know more: {MORE_RUNS}."
     ]
 

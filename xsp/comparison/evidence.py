@@ -44,17 +44,17 @@ BY_YUEN, BY_RANKS, BY_PAIRS = "Yuen's test", "ranks", "pairs"
 
 NO_REPEATS, FEW_REPEATS = "cannot tell (no repeats)", "cannot tell (too few repeats)"
 
-_ADJUSTED = f"p ≤ {ALPHA} after the adjustment of Benjamini and Hochberg within its table"
+_ADJUSTED = f"p ≤ {ALPHA} after the Benjamini-Hochberg adjustment within its table"
 _SIZE = f"and the change is {100 * NEGLIGIBLE:.0f} % or more"
 _SIGNS_OF_TURNS = (
     "the interval of the difference excludes 0, Yuen's test of all runs or of the differences within turns has "
     f"{_ADJUSTED}, {_SIZE}"
 )
 _SIGNS_OF_BOTH = (
-    "the interval of the difference excludes 0, the rank test of Mann and Whitney (exact for few) or Yuen's "
-    f"test has {_ADJUSTED} and for being two tests, {_SIZE}"
+    "the interval of the difference excludes 0, the Mann-Whitney rank test (exact for few values) or Yuen's test has "
+    f"{_ADJUSTED} and for the use of two tests, {_SIZE}"
 )
-_DETECTABLE = "detectable: the change that such repeats would find four times out of five."
+_DETECTABLE = "detectable: the smallest change that such repeats would find with a probability of 80 %."
 
 
 class Evidence(NamedTuple):
@@ -140,15 +140,15 @@ STEPS = Repeats(
     "step",
     enough=3,
     starts=STARTS,
-    rule=f"slower here, faster here: {_SIGNS_OF_BOTH}. That is about these two runs: repeats are the steps of one "
-    "process, and what differs between two starts of the same program is not in the intervals. slower, faster: the "
-    f"whole interval is beyond what two starts may differ by, {100 * STARTS:.0f} %. {_DETECTABLE}",
+    rule=f"slower here, faster here: {_SIGNS_OF_BOTH}. This applies to these two runs only: repeats are the steps "
+    "of one process, and the intervals do not include differences between two starts of the same program. slower, "
+    f"faster: the whole interval is beyond what two starts may differ by, {100 * STARTS:.0f} %. {_DETECTABLE}",
 )
 RUNS = Repeats(
     "run",
     enough=2,
     rule=f"slower, faster: {_SIGNS_OF_BOTH}. Repeats are runs: each gives one figure, the trimmed mean of its steps, "
-    f"and the 95 % intervals are of what differs between runs. {_DETECTABLE}",
+    f"and the 95 % intervals include the differences between runs. {_DETECTABLE}",
 )
 
 
@@ -160,9 +160,9 @@ def in_turns(most: int, level: float) -> Repeats:
         level: significance level of one look, see `LEVELS`.
     """
     rule = (
-        f"slower, faster: {_SIGNS_OF_TURNS}. Repeats are runs, which took turns and were looked at after each turn. "
-        f"p and the intervals allow for two tests at as many looks as {most} turns have: in all at most "
-        f"{100 * ALPHA:.0f} % false alarms. {_DETECTABLE}"
+        f"slower, faster: {_SIGNS_OF_TURNS}. Repeats are runs, which took turns and were tested after each turn. "
+        f"p and the intervals allow for two tests at each look of up to {most} turns: at most "
+        f"{100 * ALPHA:.0f} % false alarms overall. {_DETECTABLE}"
     )
     return Repeats("turn", enough=2, rule=rule, level=level)
 
@@ -326,7 +326,7 @@ def repeats(most: int) -> Repeats:
         UsageError: `most` is below three or above a hundred.
     """
     if not FIRST <= most <= MOST:
-        raise UsageError(f"{most} turns: at least {FIRST} are needed to tell anything, and at most {MOST} are taken")
+        raise UsageError(f"{most} turns: at least {FIRST} are needed for a result, and at most {MOST} are allowed")
     return in_turns(most, next(level for turns, level in LEVELS.items() if turns >= most))
 
 

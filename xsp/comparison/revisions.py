@@ -55,7 +55,7 @@ def checked_out(revisions: Sequence[str]) -> Iterator[list[Place]]:
             tree = folder / f"{'ab'[number]}"
             _git(top, *_WITHOUT_HOOKS, "worktree", "add", "--quiet", "--detach", str(tree), commit)
             if not (tree / inside).is_dir():
-                raise UsageError(f"revision {revision!r} has no directory {inside}: start where both have one")
+                raise UsageError(f"revision {revision!r} has no directory {inside}: start in one that both have")
             roots = (tree, tree / "src")
             places.append(Place(tree / inside, tuple(root for root in roots if root.is_dir())))
         yield places
@@ -68,7 +68,7 @@ def _commit(top: Path, revision: str) -> str:
     try:
         return _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     except UsageError:
-        raise UsageError(f"--revisions: {revision!r} is no revision of {top}; `git log` lists them") from None
+        raise UsageError(f"--revisions: {revision!r} is not a revision of {top}; `git log` lists them") from None
 
 
 def _git(folder: Path, *args: str) -> str:

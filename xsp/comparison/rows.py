@@ -279,7 +279,7 @@ def _alone(section: str, pair: Pair, how: Repeats) -> Row:
 
 
 def _steps(row: Series) -> int:
-    return len(row.values) if row.steps is None else row.steps
+    return row.repeats if row.steps is None else row.steps
 
 
 def _runs(row: Series) -> int:

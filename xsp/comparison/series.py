@@ -30,6 +30,13 @@ class Series(NamedTuple):
     """Median number of calls per step."""
     steps: int | None = None
     """For several runs, the number of steps in their figures."""
+    covered: int | None = None
+    """Number of steps that the values cover, if a value may be the mean of several; None: one step each."""
+
+    @property
+    def repeats(self) -> int:
+        """Number of steps of one run behind its values."""
+        return len(self.values) if self.covered is None else self.covered
 
 
 def figure(series: Series) -> float:
@@ -69,22 +76,31 @@ def steps(trace: Trace) -> Steps:
     found = trace.con.execute(
         f"""
         WITH {NEARNESS}
-        SELECT dur_ns, before_ns + dur_ns, nearness = 0 FROM nearness
+        SELECT dur_ns, before_ns + dur_ns, steps, nearness = 0 FROM nearness
         WHERE nearness <= 1 AND dur_ns IS NOT NULL AND {of_kind} AND rank = {trace.rank}
         ORDER BY start_ns
         """
     ).fetchall()
     name = recorded.name if recorded is not None else "step"
-    return Steps(_bare(name, [row for row in found if row[2]]), _bare(name, found), recorded)
+    return Steps(_bare(name, [row for row in found if row[3]]), _bare(name, found), recorded)
 
 
-def _bare(name: str, found: Sequence[tuple[float, float | None, bool]]) -> Bare | None:
-    """Return bare steps as rows of a comparison; None if there are too few."""
-    alone = [step for step, _, _ in found]
-    whole = [each for _, each, _ in found if each is not None]
+def _bare(name: str, found: Sequence[tuple[float, float | None, int, bool]]) -> Bare | None:
+    """Return bare steps as rows of a comparison; None if there are too few.
+
+    Rows of the loop that represent several steps weigh as much as these, see `summary.of_equal_weight`.
+    """
+    alone = [(dur_ns, steps) for dur_ns, _, steps, _ in found]
+    whole = [(ns, steps) for _, ns, steps, _ in found if ns is not None]
     if min(len(alone), len(whole)) < ENOUGH:
         return None
-    return Bare(Series("step", name, None, alone, 1), Series("iteration", "iteration", None, whole, 1))
+    return Bare(_weighed("step", name, alone), _weighed("iteration", "iteration", whole))
+
+
+def _weighed(key: str, name: str, rows: Sequence[tuple[float, int]]) -> Series:
+    steps = [count for _, count in rows]
+    values = summary.of_equal_weight([ns for ns, _ in rows], steps)
+    return Series(key, name, None, values, 1, covered=sum(steps))
 
 
 def alike(runs: Sequence[Steps]) -> tuple[list[list[Series]], list[list[Series]]]:

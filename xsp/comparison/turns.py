@@ -111,7 +111,7 @@ def take(
                 taken.append(paths[side.letter])
             _write(turns, sides, finished=False)
             if turn == 1 and not same_work(list(first.values())):
-                raise AnalysisError("the two do different work: one trains and the other only predicts")
+                raise AnalysisError("the two programs do different work: one trains and the other only predicts")
             if turn >= evidence.FIRST:
                 whole, _ = series.alike([*a, *b])
                 figures = [series.figure(each) for each, *_ in whole]
@@ -173,7 +173,7 @@ def _end_of(told: Path) -> str:
     lines = told.read_bytes().decode(errors="replace").rstrip().splitlines()
     if not lines:
         return "it printed nothing"
-    return "\n".join([f"the end of what it printed ({told}):", *(f"  {line}" for line in lines[-SHOWN_LINES:])])
+    return "\n".join([f"the end of its output ({told}):", *(f"  {line}" for line in lines[-SHOWN_LINES:])])
 
 
 def _loaded(path: Path, side: Side, like: Trace | None, kind: int | str | None) -> Trace:
@@ -187,7 +187,7 @@ def _loaded(path: Path, side: Side, like: Trace | None, kind: int | str | None) 
 def _steps(trace: Trace, side: Side) -> Steps:
     found = series.steps(trace)
     if found.recorded is None:
-        raise AnalysisError(f"{side.program.typed!r} left a run without a timed step: let it do more steps")
+        raise AnalysisError(f"{side.program.typed!r} left a run without a timed step: run more steps")
     return found
 
 

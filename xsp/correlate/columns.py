@@ -51,7 +51,7 @@ def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
     whole = _steps(con, seen)
     figures.count(con)
     if _correlate(con, seen.tolerance_ns, whole) >= DEEPEST:
-        seen.losses.note(f"spans nest deeper than {DEEPEST}: the ones inside hang on the last of them")
+        seen.losses.note(f"spans nest deeper than {DEEPEST}: the deeper ones become children of the last one")
     figures.choose(con)
     _finish(con, identity, int(seen.run.get("rank", 0)))
 
@@ -60,7 +60,7 @@ def _steps(con: duckdb.DuckDBPyConnection, seen: Seen) -> int | None:
     """Number the steps in the table `steps`. Without steps the whole trace becomes one step; return its `number`."""
     whole = None
     if not con.execute(f"SELECT 1 FROM seen WHERE kind = '{Kind.STEP}' LIMIT 1").fetchall():
-        seen.losses.note("it names no step: all of it counts as one")
+        seen.losses.note("it names no steps, and counts as one step")
         ((whole,),) = con.execute(
             f"""
             INSERT INTO seen BY NAME

@@ -1,9 +1,10 @@
 """Memory traffic from shapes: one dictionary, one convention; the counterpart of `xsp.cost.flops`.
 
 Convention: **compulsory traffic**. Each input is read once and each output is written once, whatever the caches do
-and however often a kernel accesses it; a tensor that an operator changes in place is read and written. This is a lower
-bound of the traffic, so the arithmetic intensity computed from it is an upper bound. Omitted because they are small:
-the statistics that normalisations and attention keep for the backward pass, and the indices of pooling windows.
+and however often a kernel accesses it; a tensor that an operator changes in place is read and written, and of one that
+it changes at indices only the selected elements are. This is a lower bound of the traffic, so the arithmetic intensity
+computed from it is an upper bound. Omitted because they are small: the statistics that normalisations and attention
+keep for the backward pass, and the indices of pooling windows.
 
 Only operators that move the bytes themselves have a formula; operators that call others to do the work
 (`aten::linear`, `aten::contiguous`, `aten::embedding`) have none.
@@ -230,6 +231,48 @@ def _added_at(inputs: Inputs) -> Traffic:
     return Traffic(inputs.bytes(2) + inputs.bytes(3) + moved, moved)
 
 
+def _scattered(inputs: Inputs) -> Traffic:
+    """Read the indices, and a value for each of them or one for all; write the elements that they select."""
+    count = prod(inputs.shapes[2])
+    values = min(count * inputs.size(3), inputs.bytes(3)) if inputs.holds(3) else 0
+    return Traffic(inputs.bytes(2) + values, count * inputs.size(0))
+
+
+def _scatter_added(inputs: Inputs) -> Traffic:
+    """As `_scattered`, but the elements are read too."""
+    read, written = _scattered(inputs)
+    return Traffic(read + written, written)
+
+
+def _index_copied(inputs: Inputs) -> Traffic:
+    """Read the source and the indices; write the slices that they select."""
+    return Traffic(inputs.bytes(2) + inputs.bytes(3), prod(inputs.shapes[3]) * inputs.size(0))
+
+
+def _index_filled(inputs: Inputs) -> Traffic:
+    shape, along = inputs.shapes[0], int(inputs.list(1))
+    return Traffic(inputs.bytes(2), inputs.bytes(0) // shape[along] * prod(inputs.shapes[2]))
+
+
+def _index_put(inputs: Inputs) -> Traffic:
+    """Read the values and write as many elements; if they are added, read these too.
+
+    The indices are not counted: Kineto does not write their types.
+    """
+    count = prod(inputs.shapes[2])
+    if count == 1:
+        raise ValueError("one value for a number of elements that only the indices tell")
+    moved, adds = count * inputs.size(0), len(inputs.scalars) > 3 and is_true(inputs.scalars[3])
+    return Traffic(inputs.bytes(2) + adds * moved, moved)
+
+
+def _put(inputs: Inputs) -> Traffic:
+    """Read a value for each index, and the elements if the values are added to them; write these."""
+    moved = prod(inputs.shapes[1]) * inputs.size(0)
+    adds = len(inputs.scalars) > 3 and is_true(inputs.scalars[3])
+    return Traffic(inputs.bytes(1) + inputs.bytes(2) + adds * moved, moved)
+
+
 def _embedding_backward(inputs: Inputs) -> Traffic:
     rows = int(inputs.list(2))
     return Traffic(inputs.bytes(0) + inputs.bytes(1), rows * inputs.shapes[0][-1] * inputs.size(0))
@@ -302,7 +345,21 @@ _BACKWARD = (
     "elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid logit mish native_dropout sigmoid silu softplus "
     "tanh threshold"
 ).split()
-_OVERWRITTEN = "bernoulli_ exponential_ fill_ log_normal_ normal_ random_ uniform_ zero_".split()
+_FILLED = "bernoulli_ exponential_ fill_ log_normal_ normal_ random_ uniform_ zero_".split()
+
+OVERWRITTEN = frozenset(["copy_", *_FILLED])
+"""Operators that write their first tensor without reading it."""
+
+IN_PART: dict[str, Formula] = {
+    **dict.fromkeys(("index_put_", "_index_put_impl_"), _index_put),
+    **dict.fromkeys(("index_add_", "index_reduce_"), _added_at),
+    "index_copy_": _index_copied,
+    "index_fill_": _index_filled,
+    "put_": _put,
+    "scatter_": _scattered,
+    **dict.fromkeys(("scatter_add_", "scatter_reduce_"), _scatter_added),
+}
+"""Operators that change only the elements of their first tensor that indices select, with their formulas."""
 
 _GRADIENTS = [
     f"{library}_convolution_backward_{which}"
@@ -317,7 +374,7 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(_COMPARED, _elementwise(2, size=1)),
     **{f"{name}_": _like(0) for name in (*_UNARY, *_BINARY, *_TERNARY, *_COMPARED)},
     **{f"{name}_backward": _like(0) for name in _BACKWARD},
-    **dict.fromkeys(_OVERWRITTEN, _reads(writes=[0])),
+    **dict.fromkeys(_FILLED, _reads(writes=[0])),
     "copy_": _reads(1, writes=[0]),
     "native_dropout": _dropout,
     "_fused_dropout": _dropout,
@@ -373,7 +430,7 @@ FORMULAS: dict[str, Formula] = {
     "embedding_dense_backward": _embedding_backward,
     "index_select": _selected,
     "gather": _picked,
-    **dict.fromkeys(("index_add_", "scatter_add_"), _added_at),
+    **IN_PART,
     # pooling and resizing
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _pooled(5, dilation=4)),
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _pooled(4)),

@@ -38,9 +38,9 @@ FAILURES: tuple[tuple[str, str], ...] = (
     ("driver resource was unavailable", "another program holds the device's counters, DCGM for instance: stop it"),
     (
         "InterprocessLockFailed",
-        "the lock of another user's ncu is in the way: set TMPDIR to a directory of your own",
+        "the lock file of another user's ncu is in the way: set TMPDIR to a directory of your own",
     ),
-    ("driver is not compatible", "the driver is too old or too new for this ncu: install one that fits"),
+    ("driver is not compatible", "the driver is too old or too new for this ncu: install one that matches"),
     ("unsupported chip", "this ncu does not know the device: it is too old or too new"),
     ("LibraryNotLoaded", "ncu could not load its libraries into the program"),
 )
@@ -122,7 +122,7 @@ def reason(said: str, code: int) -> str:
     if errors:
         return f"ncu failed: {_without_paths(errors[0])}"
     if NO_KERNELS in said:
-        return "ncu saw no kernel in the step; devices before compute capability 7.0 are not supported by it"
+        return "ncu saw no kernel in the step; it does not support devices before compute capability 7.0"
     return f"ncu wrote no report (exit status {code})"
 
 

@@ -62,7 +62,7 @@ def read(path: Path) -> list[Row]:
     records = list(_records(_text(path), path))
     rows = list(_long(records, path) if records and _LONG[0] in records[0] else _wide(records, path))
     if not rows:
-        raise TraceError(f"{path}: holds no kernel of Nsight Compute's; {_HOWTO}")
+        raise TraceError(f"{path}: holds no kernel of Nsight Compute; {_HOWTO}")
     return rows
 
 
@@ -76,7 +76,7 @@ def _text(path: Path) -> str:
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: is no text ({error.reason}); a report itself is not read: {_HOWTO}") from error
+        raise TraceError(f"{path}: is not text ({error.reason}); a binary report is not read: {_HOWTO}") from error
 
 
 def _records(text: str, path: Path) -> Iterator[dict[str, str]]:
@@ -166,7 +166,7 @@ class _Numbers:
                 evidence.setdefault(found, text)
         if len(evidence) > 1:
             both = " and ".join(repr(text) for text in evidence.values())
-            raise TraceError(f"{path}: numbers are written in two ways, {both}; {_HOWTO}")
+            raise TraceError(f"{path}: numbers are written in two formats, {both}; {_HOWTO}")
         self._fraction = next(iter(evidence), ".")
 
     def value(self, text: str, unit: str) -> float | None:

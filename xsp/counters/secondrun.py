@@ -57,5 +57,5 @@ def _unmarked(run: Path) -> str | None:
     if MARKS in content.absent:
         return content.absent[MARKS]
     if not rundir.segments(run):
-        return f"the program did no step after its warm-up of {content.warmup} steps: lower --warmup"
+        return f"the program ran no step after its warm-up of {content.warmup} steps: lower --warmup"
     return None

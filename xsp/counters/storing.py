@@ -55,12 +55,12 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     content = rundir.read_job(run)
     if content.parts or not rundir.segments(run):
         names = ", ".join(str(run / part) for part in content.parts)
-        raise UsageError(f"{run}: has no steps of its own; name the run that the report is of ({names or 'none here'})")
+        raise UsageError(f"{run}: has no steps of its own; name the run of the report ({names or 'none here'})")
     trace = load.load(run)
     kernels = kernels_of(trace)
     if not kernels:
         how = "record it with --levels M/L/G on a machine with an NVIDIA GPU"
-        raise TraceError(f"{run}: the run holds no kernels that counters could be of; {how}")
+        raise TraceError(f"{run}: the run holds no kernels that could have counters; {how}")
     found: dict[str, Figures] = {}
     joined = [_joined(report, kernels, found) for report in reports]
     if not found:
@@ -128,10 +128,10 @@ def _joined(report: Path, kernels: Sequence[Kernel], found: dict[str, Figures]) 
 
 def _nothing_fits(report: Path, joined: Joined, kernels: int) -> str:
     if joined.rows:
-        return f"{report}: holds none of the metrics that are asked for, such as {metrics.READ[0]}"
+        return f"{report}: holds none of the requested metrics, such as {metrics.READ[0]}"
     return (
-        f"{report}: none of its {joined.rows_given} kernels fits one of the run's {kernels}: "
-        "a report has to be of one step of the same program"
+        f"{report}: none of its {joined.rows_given} kernels matches one of the run's {kernels}: "
+        "a report must be of one step of the same program"
     )
 
 
@@ -185,7 +185,7 @@ def _sentence(said: Mapping[str, Any]) -> str:
     return (
         f"{said['with_counters']} of {said['kernels']} kernels ({said['device_time_percent']} % of device time) have "
         f"counters of Nsight Compute, {said['with_flops']} of them operations; "
-        f"{said['rows'] - said['rows_joined']} of its {said['rows']} rows fit no kernel"
+        f"{said['rows'] - said['rows_joined']} of its {said['rows']} rows match no kernel"
     )
 
 
@@ -200,7 +200,7 @@ def _lacking(joined: Sequence[Joined], found: Mapping[str, Figures]) -> list[str
     }
     names = sorted(missing)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return [f"operations are not known from counters where there is no {names[0]}{more}"] if names else []
+    return [f"counters do not give the operations of kernels without {names[0]}{more}"] if names else []
 
 
 def _finish(run: Path, content: Run, said: dict[str, Any], sentences: Sequence[str]) -> None:

@@ -159,14 +159,14 @@ def without_trust(manifest: Manifest) -> list[str]:
     model, (kind, _, path) = manifest.model, manifest.dataset.source.partition(":")
     found = []
     if model.command or model.source.partition(":")[0].endswith(".py"):
-        found.append("model: it names a program to run, which is not done for manifests of others")
+        found.append("model: it names a program, which is not run for untrusted manifests")
     found += [
-        f"model.{side}: it names code to run, which is not done for manifests of others"
+        f"model.{side}: it names code, which is not run for untrusted manifests"
         for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess))
         if function
     ]
     if manifest.software.environment:
-        found.append("software.environment: variables are not set for manifests of others")
+        found.append("software.environment: variables are not set for untrusted manifests")
     source = model.source.removeprefix("transformers:").partition("?")[0]
     named = [("model.source", source)] if source.endswith((".pt2", ".onnx", ".json")) else []
     named += [("dataset.source", path)] if kind == "folder" else []
@@ -186,7 +186,7 @@ def matching(manifest: Manifest, agents: Sequence[Agent]) -> tuple[list[Agent], 
         facts = agent.facts()
         found = misses(manifest, facts)
         if not facts.alive:
-            found = [f"nothing was heard of it for {DEAD_AFTER_S:.0f} s", *found]
+            found = [f"it has not responded for {DEAD_AFTER_S:.0f} s", *found]
         if found:
             reasons[facts.name] = found
         else:
@@ -198,28 +198,28 @@ def _of_hardware(manifest: Manifest, facts: Facts) -> list[str]:
     asked = manifest.hardware
     found = []
     if asked.architecture and _architecture(asked.architecture) != _architecture(facts.architecture):
-        found.append(f"architecture {asked.architecture} is asked for, it is {facts.architecture}")
+        found.append(f"architecture {asked.architecture} is required, it is {facts.architecture}")
     if asked.cpu and asked.cpu.lower() not in ("any", facts.architecture.lower()) and not _named(asked.cpu, facts.cpu):
-        found.append(f"a processor {asked.cpu!r} is asked for, it has {facts.cpu}")
+        found.append(f"a processor {asked.cpu!r} is required, it has {facts.cpu}")
     if asked.cores is not None and asked.cores > facts.cores:
-        found.append(f"{asked.cores} cores are asked for, it may use {facts.cores}")
+        found.append(f"{asked.cores} cores are required, it can use {facts.cores}")
     gpu = asked.gpu.lower()
     if gpu == "any" and not facts.gpus:
-        found.append("a GPU is asked for, it has none")
+        found.append("a GPU is required, it has none")
     elif gpu not in ("", "any", "none") and not any(_named(asked.gpu, each) for each in facts.gpus):
-        found.append(f"a GPU {asked.gpu!r} is asked for, it has {', '.join(facts.gpus) or 'none'}")
+        found.append(f"a GPU {asked.gpu!r} is required, it has {', '.join(facts.gpus) or 'none'}")
     needed = asked.memory_gib if asked.memory_gib is not None else _gib(asked.memory)
     if needed is not None and (facts.memory_gib is None or needed > facts.memory_gib):
-        has = "nobody knows how much it has" if facts.memory_gib is None else f"it has {facts.memory_gib:.1f}"
-        found.append(f"{needed:g} GiB of memory are asked for, {has}")
+        has = "its memory is unknown" if facts.memory_gib is None else f"it has {facts.memory_gib:.1f}"
+        found.append(f"{needed:g} GiB of memory are required, {has}")
     elif asked.memory and needed is None:
-        found.append(f"memory {asked.memory!r} is asked for, which is no amount: write memory_gib: 16")
+        found.append(f"memory {asked.memory!r} is required, which is not an amount: write memory_gib: 16")
     if asked.host and asked.host != facts.host:
-        found.append(f"the host {asked.host} is asked for, it is another one")
+        found.append(f"the host {asked.host} is required, this is another one")
     labels = {**asked.labels, **({"interconnect": asked.interconnect} if asked.interconnect else {})}
     for name, value in labels.items():
         if facts.labels.get(name) != value:
-            found.append(f"label {name}={value} is asked for, it has {facts.labels.get(name, 'none')}")
+            found.append(f"label {name}={value} is required, it has {facts.labels.get(name, 'none')}")
     return found
 
 
@@ -240,9 +240,9 @@ def _of_software(manifest: Manifest, facts: Facts) -> list[str]:
         named = "a container" if not isinstance(software.container, str) or not software.container else (
             f"the container {software.container}"
         )  # fmt: skip
-        found.append(f"{named} is asked for, and no container engine is used: remove the field to run without")
+        found.append(f"{named} is required, and no container engine is supported: remove the field to run without")
     if software.threads is not None and software.threads > facts.cores:
-        found.append(f"{software.threads} threads are asked for, it may use {facts.cores} cores")
+        found.append(f"{software.threads} threads are required, it can use {facts.cores} cores")
     return found
 
 
@@ -251,12 +251,12 @@ def _range(package: str, asked: str, has: str) -> list[str]:
         return []
     try:
         return [] if version_range(asked).contains(Version(has), prereleases=True) else [
-            f"{package} {asked} is asked for, it has {has}"
+            f"{package} {asked} is required, it has {has}"
         ]  # fmt: skip
     except InvalidVersion:
-        return [f"{package}: nobody can tell whether {has} is {asked}"]
+        return [f"{package}: cannot determine whether {has} satisfies {asked}"]
     except ValueError:  # no specifier, or a number of thousands of digits
-        return [f"{package}: {asked[:80]!r} is no range of versions; write >=2.4,<3 or ^1.2"]
+        return [f"{package}: {asked[:80]!r} is not a range of versions; write >=2.4,<3 or ^1.2"]
 
 
 def version_range(asked: str) -> SpecifierSet:

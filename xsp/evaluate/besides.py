@@ -113,11 +113,11 @@ def _bound(place: Path, manifest: Manifest, folder: Path, handle: Any, batch: Ba
         if not trace.is_dir():
             raise
         found = _bound_of(manifest, folder, handle, batch, None)
-        notes.append(f"the bound is not held against the trace: {error}")
+        notes.append(f"the bound is not compared with the trace: {error}")
     if found.ratio is None:
         best = Rung.BEST if found.rungs[Rung.BEST.value].sequential is None else Rung.MEASURED
         why = found.absent.get(best.value) or ("there is no trace: --trace M/L/G" if best is Rung.MEASURED else "")
-        notes.append(f"the bound has no ratio of best to measured, since {best.value} is not there: {why}")
+        notes.append(f"the bound has no ratio of best to measured, because {best.value} is missing: {why}")
     (place / results.BOUND).write_text(json.dumps(text.as_json(found), indent=1, allow_nan=False), encoding="utf-8")
     return notes
 

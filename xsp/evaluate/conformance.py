@@ -28,7 +28,7 @@ def check(predictor: Predictor, manifest: Manifest, folder: Path = Path(), rows_
     """
     handle = predictor.open(manifest, folder, "")
     try:
-        assert handle.takes, "open returns a handle whose `takes` names at least one input"
+        assert handle.takes, "open must return a handle whose `takes` names at least one input"
         samples = datasets.of(manifest.dataset.model_copy(update={"source": "synthetic"}), handle.takes, folder, False)
         rows = [samples[number] for number in range(SAMPLES)]
         batches: list[Batch] = [{name: row[name][None] for name in handle.takes} for row in rows]
@@ -42,21 +42,21 @@ def check(predictor: Predictor, manifest: Manifest, folder: Path = Path(), rows_
         answers = []
         for answer in predictor.predict(handle, stream()):
             answers.append(answer)
-            assert len(taken) == len(answers), "predict answers a batch before it takes the next one"
-        assert len(answers) == SAMPLES, "predict yields one answer for each batch"
-        assert all(each.outputs for each in answers), "an answer holds at least one array"
+            assert len(taken) == len(answers), "predict must answer a batch before it takes the next one"
+        assert len(answers) == SAMPLES, "predict must yield one answer for each batch"
+        assert all(each.outputs for each in answers), "an answer must have at least one array"
         again = list(predictor.predict(handle, batches[:1]))
         for before, after in zip(answers[0].outputs, again[0].outputs, strict=True):
             assert np.array_equal(before, after, equal_nan=before.dtype.kind == "f"), (
-                "the same batch has the same answer"
+                "the same batch must get the same answer"
             )
         if rows_alone:
             together = {name: np.stack([row[name] for row in rows]) for name in handle.takes}
             (whole,) = predictor.predict(handle, [together])
-            assert len(whole.outputs[0]) == SAMPLES, "an answer has its samples along the first axis"
+            assert len(whole.outputs[0]) == SAMPLES, "an answer must have its samples along the first axis"
             for number, each in enumerate(answers):
                 close = np.allclose(whole.outputs[0][number], each.outputs[0][0], rtol=1e-3, atol=1e-5)
-                assert close, "a sample has the same answer alone and in a batch"
+                assert close, "a sample must get the same answer alone and in a batch"
     finally:
         predictor.close(handle)
     predictor.close(handle)

@@ -173,7 +173,7 @@ def _folder(dataset: Dataset, path: str, folder: Path, anywhere: bool) -> Sample
         digest.update(hashlib.sha256(_bytes(each)).digest())
     found = f"sha256:{digest.hexdigest()}"
     if dataset.checksum and dataset.checksum != found:
-        raise ManifestError(f"dataset.checksum: the folder has {found}, another one is asked for")
+        raise ManifestError(f"dataset.checksum: the folder has {found}, which differs from the manifest")
     return Samples(
         len(files), True, lambda number: _bytes(files[number]), found,
         tuple(kinds[each.parent.name] for each in files) if kinds else (),
@@ -210,7 +210,7 @@ def _in_turn(files: Sequence[Path]) -> list[Path]:
 def _bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > MOST_OF_A_FILE:
-            raise ManifestError(f"{path.name}: larger than {MOST_OF_A_FILE >> 20} MiB, which no image is")
+            raise ManifestError(f"{path.name}: larger than {MOST_OF_A_FILE >> 20} MiB, the limit for an image")
         return path.read_bytes()
     except OSError as error:
         raise ManifestError(f"{path.name}: cannot be read ({error.strerror})") from error

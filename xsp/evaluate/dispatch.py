@@ -53,7 +53,7 @@ def pieces(
         reasons[read.manifest.title] = why
         names = [agent.facts().name for agent in fit]
         if not names:
-            made.append(Piece(read, [], why="no agent satisfies it"))
+            made.append(Piece(read, [], why="no agent satisfies the manifest"))
         made += [Piece(read, names, name) for name in names] if each else [Piece(read, names)] if names else []
     return made, reasons
 
@@ -129,7 +129,7 @@ class _State:
                 self._waiting.insert(0, piece)
                 self._changed.notify_all()
             else:
-                piece.why = f"{why}; it was tried twice"
+                piece.why = f"{why}; tried twice"
                 self.end(piece)
 
     def lose(self, name: str, piece: Piece) -> None:
@@ -142,9 +142,9 @@ class _State:
                 each.fit = [other for other in each.fit if other not in self._dead]
                 each.of = None if each.of in self._dead else each.of
                 if len(each.lost) > 1:
-                    self._give_up(each, f"{' and '.join(each.lost)} died over it")
+                    self._give_up(each, f"{' and '.join(each.lost)} died while running it")
                 elif not each.fit:
-                    self._give_up(each, f"{name} died, and no agent is left that satisfies it")
+                    self._give_up(each, f"{name} died, and no remaining agent satisfies the manifest")
             self._changed.notify_all()
 
     def _give_up(self, piece: Piece, why: str) -> None:

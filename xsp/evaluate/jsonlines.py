@@ -70,7 +70,7 @@ class Command:
             }
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             program.end()
-            raise ManifestError(f"model.command: its answer to open says not what it takes ({error})") from error
+            raise ManifestError(f"model.command: its answer to open does not describe the inputs ({error})") from error
         except BaseException:
             program.end()
             raise
@@ -88,7 +88,7 @@ class Command:
                 if took is not None and (isinstance(took, bool) or not 0 <= took < MOST_NS):
                     raise ValueError(f"took_ns is {took}")
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-                raise ManifestError(f"model.command: its answer to predict is none ({error})") from error
+                raise ManifestError(f"model.command: its answer to predict is invalid ({error})") from error
             yield Answer(outputs, None if took is None else round(took))
 
     def close(self, handle: Open) -> None:
@@ -137,10 +137,10 @@ class Program:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ManifestError(f"model.command: it answered no JSON: {line[:60]!r}") from error
+            raise ManifestError(f"model.command: its answer is not JSON: {line[:60]!r}") from error
         if not isinstance(found, dict) or "error" in found:
             said = found.get("error") if isinstance(found, dict) else found
-            raise ManifestError(f"model.command: it says {str(said)[:200]!r}")
+            raise ManifestError(f"model.command: it reports {str(said)[:200]!r}")
         return found
 
     def _send(self, message: bytes, until: float) -> None:
@@ -162,13 +162,13 @@ class Program:
             seen = len(self._read)
             ready, _, _ = select.select([handle], [], [], max(0.0, until - time.monotonic()))
             if not ready:
-                raise ManifestError("model.command: it gave no answer in time")
+                raise ManifestError("model.command: it did not answer in time")
             piece = os.read(handle, 1 << 20)
             if not piece:
                 raise ManifestError(f"model.command: it ended ({self._ended()})")
             self._read += piece
             if len(self._read) > MOST_OF_A_LINE:
-                raise ManifestError(f"model.command: a line of more than {MOST_OF_A_LINE >> 20} MiB")
+                raise ManifestError(f"model.command: it wrote a line of more than {MOST_OF_A_LINE >> 20} MiB")
         line = bytes(self._read[:end])
         del self._read[: end + 1]
         return line
@@ -217,12 +217,12 @@ def _dtype(name: Any) -> str:
 
 def _high(value: Any) -> int | None:
     if value is not None and (type(value) is not int or not 1 <= value < 1 << 63):
-        raise ValueError(f"high is {value!r}, and no number above 0")
+        raise ValueError(f"high is {value!r}, and not a number above 0")
     return value
 
 
 def _shape(sizes: Any) -> tuple[int, ...]:
     made = tuple(int(each) for each in sizes)
     if any(each < 0 for each in made) or len(made) > 8:
-        raise ValueError(f"{made} is no shape")
+        raise ValueError(f"{made} is not a shape")
     return made

@@ -41,7 +41,7 @@ def of(manifest: Manifest, labels: Sequence[int], names: Sequence[str], answer: 
     for number in range(len(labels)):
         row = np.asarray(answer(number))
         if row.ndim != 1 or (rows and len(row) != len(rows[0])):
-            return {"error": f"an output of {row.shape} for a sample is no list of scores of classes"}
+            return {"error": f"the output for a sample has shape {row.shape}, and is not a list of scores of classes"}
         rows.append(row)
     try:
         hits = {k: _hits(np.stack(rows), np.asarray(labels), k, ranked) for k in KS}

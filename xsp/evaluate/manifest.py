@@ -169,11 +169,11 @@ class Model(Part):
     @model_validator(mode="after")
     def _one_way(self) -> Model:
         if self.source and self.command:
-            raise ValueError("source and command exclude each other: one of them runs the model")
+            raise ValueError("source and command exclude each other: give one of them")
         if self.share and (self.command or self.source.endswith((".pt2", ".onnx")) or _is_python(self.source)):
-            raise ValueError("share is of models by name (torchvision:…, timm:…, transformers:…, micro:…)")
+            raise ValueError("share is only for models by name (torchvision:…, timm:…, transformers:…, micro:…)")
         if self.share and self.job == "training":
-            raise ValueError("share and training exclude each other: nobody can write to shared weights")
+            raise ValueError("share and training exclude each other: shared weights cannot be written")
         for name, function, tensors in (
             ("preprocess", self.preprocess, self.inputs),
             ("postprocess", self.postprocess, self.outputs),
@@ -282,24 +282,24 @@ class Scenario(Part):
         if self.driver == "loadgen":
             self._fits_loadgen()
         if self.kind in ("poisson", "constant", "server", "burst") and self.rate is None:
-            raise ValueError(f"a scenario {self.kind} needs a rate, in requests a second")
+            raise ValueError(f"a scenario {self.kind} needs a rate, in requests per second")
         if self.kind == "replay" and not self.times_s:
-            raise ValueError("a replay needs times_s, when each request is due")
+            raise ValueError("a replay needs times_s, the time at which each request is due")
         if self.kind == "max-rate" and self.latency_ms is None:
             raise ValueError("a search for the maximum rate needs latency_ms, the limit")
         if self.together > 1 and self.kind != "burst":
-            raise ValueError("together is of a burst; in others requests come one by one")
+            raise ValueError("together is only for a burst; in other scenarios requests arrive one by one")
         if self.batches and self.kind not in ("batched", "offline"):
-            raise ValueError("batches are of a batched scenario; others have one batch")
+            raise ValueError("batches is only for batched and offline scenarios; others have one batch size")
         return self
 
     def _fits_loadgen(self) -> None:
         if self.kind not in ("online", "multi-stream", "server", "offline"):
-            raise ValueError(f"MLPerf's LoadGen has online, multi-stream, server and offline, and not {self.kind}")
+            raise ValueError(f"MLPerf's LoadGen has online, multi-stream, server and offline, but not {self.kind}")
         if self.kind == "server" and self.latency_ms is None:
             raise ValueError("LoadGen's server scenario needs latency_ms, the limit of its percentile")
         if self.sizes != (1,):
-            raise ValueError("LoadGen's requests have one input; of multi-stream as many as there are streams")
+            raise ValueError("LoadGen's requests have one input; those of multi-stream have one per stream")
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -142,7 +142,7 @@ def _stored(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path
         for name, content in files.items():
             plain = PurePosixPath(name)
             if plain.is_absolute() or ".." in plain.parts or not plain.parts:
-                raise ManifestError(f"an agent returned a file {name!r}, which leads out of its result")
+                raise ManifestError(f"an agent returned a file {name!r}, which is outside its result")
             (beside / plain).parent.mkdir(parents=True, exist_ok=True)
             (beside / plain).write_bytes(content)
     return done[0]
@@ -192,7 +192,7 @@ def start(name: str, labels: Mapping[str, str], folder: Path, trusted: bool = Fa
         )  # fmt: skip
         return _facts(ray.get(handle.facts.remote(), timeout=120))
     except ValueError as error:
-        raise ManifestError(f"there is an agent {name!r} already; --name gives this one another") from error
+        raise ManifestError(f"there already is an agent {name!r}; give this one another with --name") from error
     except ray.exceptions.RayError as error:
         raise ManifestError(f"the agent {name} did not start ({type(error).__name__}: {error})") from error
 

@@ -55,7 +55,7 @@ def color(image: Array, to: str = "BGR") -> Array:
     if mode in ("GRAY", "GREY", "L"):
         gray = image.astype(np.float64) @ np.array([0.299, 0.587, 0.114])
         return _as_before(gray, image)[..., None]
-    raise ManifestError(f"color: {to!r} is none of RGB, BGR and gray")
+    raise ManifestError(f"color: {to!r} is not RGB, BGR or gray")
 
 
 def resize(
@@ -85,7 +85,7 @@ def resize(
         size = size[0]
     if size is None:
         if max_dimension is None:
-            raise ManifestError("resize: give its size")
+            raise ManifestError("resize: give the size")
         factor = max_dimension / max(height, width)
         target = max(1, round(height * factor)), max(1, round(width * factor))
     elif isinstance(size, (int, float)):
@@ -98,7 +98,7 @@ def resize(
             factor = min(target[0] / height, target[1] / width)
             target = max(1, round(height * factor)), max(1, round(width * factor))
     if target[0] * target[1] > MOST_PIXELS or min(target) < 1:
-        raise ManifestError(f"resize: {target[0]} x {target[1]} is no size of an image")
+        raise ManifestError(f"resize: {target[0]} x {target[1]} is not a size of an image")
     if not antialias and method in ("nearest", "bilinear"):
         return _neighbours(image, target, method)
     return _by_pillow_resized(image, target, method)
@@ -121,7 +121,7 @@ def crop(image: Array, size: int | Sequence[int] | None = None, fraction: float 
         assert size is not None
         sides = (size,) if isinstance(size, int) else tuple(size)
         if len(sides) not in (1, 2):
-            raise ManifestError(f"crop: size is {size!r}, and takes a side, or height and width")
+            raise ManifestError(f"crop: size is {size!r}; give one side, or height and width")
         wanted = int(sides[0]), int(sides[-1])
     if wanted[0] > have[0] or wanted[1] > have[1] or min(wanted) < 1:
         raise ManifestError(f"crop: {wanted[0]} x {wanted[1]} does not fit into {have[0]} x {have[1]}")
@@ -139,7 +139,7 @@ def normalise(
         if each.size > 1 and made.shape[-1] != each.size and made.shape[0] != each.size:
             raise ManifestError(f"normalise: {each.size} values for channels, of an array of {made.shape}")
     if not spread.all():
-        raise ManifestError("normalise: std holds a zero")
+        raise ManifestError("normalise: std contains 0")
     last = max(centre.size, spread.size) == 1 or made.shape[-1] == max(centre.size, spread.size)
     if not last:
         centre, spread = (
@@ -262,17 +262,17 @@ def wrong(manifest: Manifest) -> list[str]:
         found.append("model.job: only inference is evaluated; `xsp profile MODEL --train` records training")
     scenario = manifest.scenario
     if scenario.batch > 1 and scenario.kind in ("server", "multi-stream"):
-        found.append(f"scenario.batch: requests of {scenario.kind} have one input, or one of each stream: remove it")
+        found.append(f"scenario.batch: requests of {scenario.kind} have one input, or one per stream: remove it")
     if scenario.streams > 1 and scenario.kind != "multi-stream":
         found.append(f"scenario.streams: {scenario.kind} has none: remove it, or write kind: multi-stream")
     for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess)):
         if isinstance(function, str) and function:
             found.append(
-                f"model.{side} is code in the manifest, which is never run; write it as steps, or into a file beside "
+                f"model.{side} is code in the manifest, which is never run; write it as steps, or in a file beside "
                 f"the manifest: {side}: {{function: file.py:name}}"
             )
         elif isinstance(function, Function) and not _names_function(function.function):
-            found.append(f"model.{side}: {function.function!r} names no function; write file.py:name")
+            found.append(f"model.{side}: {function.function!r} is not a function; write file.py:name")
     for side, tensors, known in (("inputs", model.inputs, BEFORE), ("outputs", model.outputs, AFTER)):
         for number, tensor in enumerate(tensors):
             for place, step in enumerate(tensor.steps):
@@ -349,7 +349,7 @@ def _bound(step: Step, known: dict[str, Callable[..., Array]], side: str) -> Cal
         except Exception as error:  # of a value that it does not take, or of an option's value
             on = f"an array of {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
             said = (str(error).splitlines() or [""])[0][:120]
-            raise ManifestError(f"{step.op}: it raises {type(error).__name__} on {on} ({said})") from error
+            raise ManifestError(f"{step.op}: raises {type(error).__name__} on {on} ({said})") from error
 
     return applied
 
@@ -384,7 +384,7 @@ def _by_pillow(data: bytes, half: bool) -> Array:
                 opened.draft("RGB", (max(1, opened.width // 2), max(1, opened.height // 2)))
             return np.asarray(opened.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:
-        raise ManifestError(f"decode: no image that Pillow reads ({str(error).splitlines()[0][:120]})") from error
+        raise ManifestError(f"decode: Pillow cannot read it ({str(error).splitlines()[0][:120]})") from error
 
 
 def _by_torchvision(data: bytes) -> Array:
@@ -392,11 +392,11 @@ def _by_torchvision(data: bytes) -> Array:
         import torch
         from torchvision.io import ImageReadMode, decode_image
     except ImportError as error:
-        raise ManifestError("decode: decoder torchvision needs it: pip install 'xsp[models]'") from error
+        raise ManifestError("decode: torchvision is not installed: pip install 'xsp[models]'") from error
     try:
         made = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
     except RuntimeError as error:
-        raise ManifestError(f"decode: no image that torchvision reads ({str(error).splitlines()[0][:120]})") from error
+        raise ManifestError(f"decode: torchvision cannot read it ({str(error).splitlines()[0][:120]})") from error
     return np.asarray(made.permute(1, 2, 0).numpy())
 
 

@@ -113,12 +113,13 @@ def rows(
     strange = [name for name in names if name not in PITFALLS]
     if strange:
         raise ManifestError(f"there is no pitfall {strange[0]!r}; there are {', '.join(PITFALLS)}")
+    held = None if data is None else _of_folder(data)  # refused before a model is built
     content = {"model": {"name": "pitfalls", "source": source, "seed": seed, "inputs": [{"shape": [3, SIDE, SIDE]}]}}
     predictor = Torch()
     handle = predictor.open(reading.of_plain(content).manifest, Path(), "")
     try:
         if len(handle.takes) != 1 or next(iter(handle.takes.values())).shape != (3, SIDE, SIDE):
-            raise ManifestError(f"{source} does not take one image of {SIDE} x {SIDE}: name a model of images")
+            raise ManifestError(f"{source} does not take one image of {SIDE} x {SIDE}: name an image model")
 
         def features(files: Sequence[bytes], steps: Sequence[Any]) -> Array:
             before = _before(steps)
@@ -129,14 +130,12 @@ def rows(
             found = np.concatenate([each.outputs[0].reshape(len(each.outputs[0]), -1) for each in answers])
             return np.asarray(found, np.float64)
 
-        if data is None:
-            training, classes = images(seed, range(TRAINING))
-            testing, wanted = images(seed, range(TRAINING, TRAINING + TESTING))
-        else:
-            training, classes, testing, wanted = _of_folder(data)
+        if held is None:
+            held = *images(seed, range(TRAINING)), *images(seed, range(TRAINING, TRAINING + TESTING))
+        training, classes, testing, wanted = held
         fitted = features(training, PITFALLS["right"][1])
         if said := constant({"its output": fitted}):
-            raise ManifestError(f"{source} tells no image from another: {said}")
+            raise ManifestError(f"{source} does not distinguish images: {said}")
         read = _readout(fitted, classes)
         right = features(testing, PITFALLS["right"][1])
         made = []
@@ -170,7 +169,7 @@ def _of_folder(data: Path) -> tuple[list[bytes], Array, list[bytes], Array]:
     dataset = reading.of_plain(plain).manifest.dataset
     found = datasets.of(dataset, {}, Path(), anywhere=True)
     if not found.labels:
-        raise ManifestError(f"{data}: no images by class: a folder for each class, with its images, is needed")
+        raise ManifestError(f"{data}: no images by class: it needs a subfolder with images for each class")
     places = {kind: place for place, kind in enumerate(sorted(set(found.labels)))}
     sides: tuple[list[int], list[int]] = [], []
     counts = dict.fromkeys(places, 0)

@@ -142,8 +142,8 @@ class Torch:
             module = module.to(dtype)
         if drawn:
             notes.append(
-                f"{_few(drawn)} is zero by initialisation, so that outputs would not depend on the input: "
-                "drawn from the seed"
+                f"{_few(drawn)} is initialised with zeros, so outputs would not depend on the input: "
+                "drawn from the seed instead"
             )
         return Module(takes, module.to(device), len(given), listed, dtype, device, tuple(notes))
 
@@ -197,7 +197,7 @@ def _source(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.
 def _unplaced(source: str, settings: models.Settings) -> models.Built:
     built = models.build(source, settings)
     if not isinstance(built, models.Built):
-        raise ManifestError(f"model.source: {source} is a function that does a step, not a model")
+        raise ManifestError(f"model.source: {source} is a function that runs a step, not a model")
     return built
 
 
@@ -206,7 +206,7 @@ def _shared(
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], sharing.Shared]:
     """Return a model by name, attached to weights in the store, with its arguments."""
     if device != "cpu":
-        raise ManifestError("model.share: weights are shared in the memory of the host; omit hardware.gpu, or share")
+        raise ManifestError("model.share: weights are shared only in host memory; omit hardware.gpu, or share")
     model = manifest.model
     source, settings = _source(manifest, folder, device)
     dtype = getattr(torch, model.precision)
@@ -219,7 +219,7 @@ def _shared(
         if dtype is torch.float32:
             built = models.placed(source, built, settings)
         elif built.tries is not None:  # which of its inputs it takes is tested with float32 inputs
-            raise ManifestError(f"model.share: {source} is shared with precision float32 alone; omit share")
+            raise ManifestError(f"model.share: {source} can be shared only with precision float32; omit share")
     except ModelError as error:
         raise ManifestError(f"model.source: {error}") from error
     return built.model, built.args, built.kwargs, found
@@ -261,7 +261,7 @@ def _exported(torch: Any, manifest: Manifest, folder: Path) -> tuple[Any, tuple[
         return program.module(), tuple(args), dict(kwargs)
     except Exception as error:  # a damaged file can raise any error
         said = (str(error).splitlines() or [""])[0]
-        raise ManifestError(f"model.source: {path.name} is no program of torch.export that loads ({said})") from error
+        raise ManifestError(f"model.source: {path.name} is not a valid program of torch.export ({said})") from error
 
 
 def checked(manifest: Manifest, folder: Path) -> Path:
@@ -297,7 +297,7 @@ def check_files(manifest: Manifest, folder: Path, trusted: bool) -> None:
         except OSError as error:
             raise ManifestError(f"model.files: {each.path} cannot be read ({error.strerror})") from error
         if has != each.checksum.lower():
-            raise ManifestError(f"model.files: {each.path} has the checksum {has}, and not {each.checksum}")
+            raise ManifestError(f"model.files: {each.path} has the checksum {has}, not {each.checksum}")
 
 
 def checksum(path: Path, like: str = "sha256:") -> str:
@@ -305,7 +305,7 @@ def checksum(path: Path, like: str = "sha256:") -> str:
     named, colon, value = like.lower().partition(":")
     algorithm = named if colon else {32: "md5", 40: "sha1", 64: "sha256"}.get(len(like), "")
     if algorithm not in ("md5", "sha1", "sha256") or (colon and not value and named != "sha256"):
-        raise ManifestError(f"model.files: the checksum {like!r} is none of md5, sha1 and sha256")
+        raise ManifestError(f"model.files: the checksum {like!r} is not md5, sha1 or sha256")
     digest = hashlib.new(algorithm)
     with open(path, "rb") as file:
         while piece := file.read(1 << 22):
@@ -315,7 +315,7 @@ def checksum(path: Path, like: str = "sha256:") -> str:
 
 def _takes(torch: Any, value: Any, name: str, words: int | None) -> Takes:
     if not isinstance(value, torch.Tensor):
-        raise ManifestError(f"model.source: its input {name} is {type(value).__name__}, and no tensor")
+        raise ManifestError(f"model.source: its input {name} is {type(value).__name__}, not a tensor")
     shape = tuple(value.shape[1:])
     if value.is_floating_point():
         return Takes(shape)
@@ -380,7 +380,7 @@ class Onnx:
             session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:
             said = (str(error).splitlines() or [""])[0]
-            raise ManifestError(f"model.source: ONNX Runtime does not load {path.name} ({said})") from error
+            raise ManifestError(f"model.source: ONNX Runtime cannot load {path.name} ({said})") from error
         shapes = [each.shape for each in manifest.model.inputs]
         takes = {}
         for place, each in enumerate(session.get_inputs()):
@@ -389,7 +389,7 @@ class Onnx:
             ]  # fmt: skip
             dtype = {"float": "float32", "double": "float64"}.get(inner := each.type[7:-1], inner)
             if dtype not in OF_ONNX:
-                raise ManifestError(f"model.source: its input {each.name} is {each.type}, which no sample is made of")
+                raise ManifestError(f"model.source: its input {each.name} is {each.type}, which samples cannot have")
             takes[each.name] = Takes(tuple(told), dtype, None if dtype.startswith("float") else 2)
         return Session(takes, session)
 

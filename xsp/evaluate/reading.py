@@ -46,7 +46,7 @@ def read(path: Path) -> Read:
     text = _text(path)
     content = text.content
     if not isinstance(content, dict):
-        raise ManifestError(f"{path}:1: a manifest is a mapping of fields, this is {_kind(content)}")
+        raise ManifestError(f"{path}:1: a manifest must be a mapping of fields, this is {_kind(content)}")
     dialect = dialects.told(content)
     content = dialects.in_our_words(dict(content), dialect)
     for name, value in content.items():
@@ -74,7 +74,7 @@ def of_plain(
     except ValidationError as error:
         raise ManifestError(_said(error, text)) from error
     except RecursionError as error:
-        raise ManifestError("the manifest is too deep to be checked") from error
+        raise ManifestError("the manifest is nested too deeply") from error
     found = pipeline.canonical(found)
     return Read(found, dialect, folder, tuple(_notes(found)))
 
@@ -84,12 +84,12 @@ def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
     folder = path.parent.resolve()
     file = (folder / value).resolve()
     if not file.is_relative_to(folder):
-        raise ManifestError(f"{text.at((name,))}: {name}: {value!r} leads out of the folder of the manifest")
+        raise ManifestError(f"{text.at((name,))}: {name}: {value!r} is outside the folder of the manifest")
     if file.suffix not in (".yaml", ".yml") or not file.is_file():
-        raise ManifestError(f"{text.at((name,))}: {name}: {value!r} is no YAML file beside the manifest")
+        raise ManifestError(f"{text.at((name,))}: {name}: {value!r} is not a YAML file beside the manifest")
     content = _text(file).content
     if not isinstance(content, dict):
-        raise ManifestError(f"{file.name}:1: a section is a mapping of fields, this is {_kind(content)}")
+        raise ManifestError(f"{file.name}:1: a section must be a mapping of fields, this is {_kind(content)}")
     made = dialects.in_our_words(dict(content), dialects.told(content))
     inner = made.get(name)
     return inner if isinstance(inner, dict) else content
@@ -98,12 +98,12 @@ def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
 def _text(path: Path) -> yamltext.Text:
     try:
         if not path.is_file():
-            raise ManifestError(f"{path}: there is no such file; `xsp evaluate schema` says what a manifest holds")
+            raise ManifestError(f"{path}: there is no such file; `xsp evaluate schema` prints the fields of a manifest")
         if path.stat().st_size > yamltext.MOST_BYTES:
-            raise ManifestError(f"{path}: larger than {yamltext.MOST_BYTES >> 10} KiB, which no manifest is")
+            raise ManifestError(f"{path}: larger than {yamltext.MOST_BYTES >> 10} KiB, the limit for a manifest")
         return yamltext.read(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
-        raise ManifestError(f"{path}: no text in UTF-8") from error
+        raise ManifestError(f"{path}: not UTF-8 text") from error
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -135,7 +135,7 @@ def _notes(found: Manifest) -> list[str]:
         *within, name = place.split(".")
         section = SECTIONS.get(within[0]) if len(within) == 1 else Manifest if not within else None
         hint = nearest(name, section.model_fields) if section is not None else ""
-        notes.append(f"{place} is kept and not understood{hint}")
+        notes.append(f"{place} is kept but not used{hint}")
     return notes
 
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from xsp import table
+from xsp import atomic, table
 from xsp.errors import ManifestError
 from xsp.evaluate import yamltext
 from xsp.evaluate.agents import Facts
@@ -166,6 +166,7 @@ def staging(store: Path, identity: str) -> Iterator[Path]:
     """
     try:
         store.mkdir(parents=True, exist_ok=True)
+        atomic.remove_stale(store)
         beside = store / f".{identity[:DIGITS]}.{os.getpid()}-{time.monotonic_ns()}.part"
         beside.mkdir()
     except OSError as error:
@@ -256,7 +257,7 @@ def read(path: Path) -> Result:
     """
     file = path / RESULT
     if not file.is_file():
-        raise ManifestError(f"{path}: no result of xsp evaluate; `xsp evaluate list` names them")
+        raise ManifestError(f"{path}: not a result of xsp evaluate; list them with `xsp evaluate list`")
     try:
         if file.stat().st_size > MOST_BYTES:
             raise ValueError("too large")
@@ -284,10 +285,10 @@ def named(name: str, store: Path) -> Result:
         return read(store / name)
     found = sorted(each for each in _places(store) if each.name.startswith(name)) if name else []
     if not found:
-        raise ManifestError(f"there is no result {name!r} in {store}; `xsp evaluate list` names them")
+        raise ManifestError(f"there is no result {name!r} in {store}; list them with `xsp evaluate list`")
     manifests = sorted({each.name[:DIGITS] for each in found})
     if len(manifests) > 1:
-        raise ManifestError(f"{name!r} begins {len(manifests)} manifests: {', '.join(manifests[:6])}; type more of it")
+        raise ManifestError(f"{name!r} begins {len(manifests)} manifests: {', '.join(manifests[:6])}; give more digits")
     return read(max(found, key=lambda each: (each.name[:DIGITS], int(each.name[DIGITS + 1 :]))))
 
 

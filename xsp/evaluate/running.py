@@ -70,10 +70,10 @@ class Served:
                 found[name] = np.zeros(each.shape, each.dtype) if each.fixed is None else each.fixed
         for name, each in takes.items():
             if name not in found:
-                raise ManifestError(f"model.preprocess: the model takes {name!r}, and it gives {', '.join(found)}")
+                raise ManifestError(f"model.preprocess: the model takes {name!r}, but it returns {', '.join(found)}")
             if found[name].ndim != len(each.shape):
                 shapes = f"a sample is {found[name].shape}, the model takes {each.shape}"
-                raise ManifestError(f"model.inputs: after its steps {shapes}")
+                raise ManifestError(f"model.inputs: after the steps {shapes}")
         return found
 
     def predict(self, batch: Batch) -> Answer:
@@ -83,7 +83,7 @@ class Served:
             return answer
         first = answer.outputs[0]
         if not first.ndim:
-            raise ManifestError("model.outputs: the first output is one number, which has no samples for steps to take")
+            raise ManifestError("model.outputs: the first output is one number, which has no samples for the steps")
         rows = [self.after(each) for each in first]
         return Answer((np.stack(rows) if len({each.shape for each in rows}) == 1 else first, *answer.outputs[1:]),
                       answer.took_ns)  # fmt: skip
@@ -102,7 +102,7 @@ def _predicted(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
     except Exception as error:
         said = (str(error).splitlines() or [""])[0]
         shapes = ", ".join(str(list(each.shape)) for each in batch.values())
-        raise ManifestError(f"model: it raises {type(error).__name__} on {shapes} ({said})") from error
+        raise ManifestError(f"model: raises {type(error).__name__} on {shapes} ({said})") from error
 
 
 def evaluate(
@@ -186,15 +186,15 @@ def _served(
     samples = datasets.of(manifest.dataset, handle.takes, folder, options.trusted)
     if steps and not samples.raw:
         raise ManifestError(
-            "model.inputs: steps need samples that are files: dataset.source synthetic:images, "
+            "model.inputs: steps need samples from files: dataset.source synthetic:images, "
             "synthetic:classes, synthetic:text or folder:path"
         )
     before = functions.get("preprocess")
     if samples.raw and before is None:
         if not steps:
             raise ManifestError(
-                f"model.inputs: samples of {manifest.dataset.source} need steps, or model.preprocess a function, "
-                "to become what it takes"
+                f"model.inputs: samples of {manifest.dataset.source} need steps or a function model.preprocess "
+                "to become inputs of the model"
             )
         before = pipeline.before(steps)
     last = model.outputs[0].steps if model.outputs else []
@@ -254,7 +254,7 @@ def _accuracy(manifest: Manifest, served: Served, progress: Progress) -> dict[st
 
 def _constant(kept: Mapping[str, Array]) -> list[str]:
     said = constant(kept)
-    return [f"the outputs are constant, so no comparison of them tells anything: {said}"] if said else []
+    return [f"the outputs are constant, so comparing them is meaningless: {said}"] if said else []
 
 
 def _parts(
@@ -322,7 +322,7 @@ def _searched(
     def probed(rate: float, runs: int) -> None:
         del runs
         rates[rate] = None
-        progress(f"{title}, {rate:.3g} a second", len(rates) - 1, MOST_PROBES)
+        progress(f"{title}, {rate:.3g} per second", len(rates) - 1, MOST_PROBES)
 
     try:
         found = search.drive_to_limit(
@@ -342,8 +342,8 @@ def _of_search(found: search.Found | None) -> list[str]:
     limit = f"{found.limit_ns / 1e6:g} ms at the {100 * found.share:g}th percentile"
     if found.low is None:
         kept = f" a rate of {found.probes[0].rate:.3g}" if found.probes else " a closed loop"
-        return [f"no rate held {limit}: {found.why}; the requests kept are of{kept}"]
-    return [f"{limit} held at each rate that was tried, up to {max(each.rate for each in found.probes):.3g} a second"]
+        return [f"no rate met {limit}: {found.why}; the requests are those of{kept}"]
+    return [f"{limit} met at each tried rate, up to {max(each.rate for each in found.probes):.3g} per second"]
 
 
 def schedule(scenario: Scenario, batch: int) -> Schedule:
@@ -365,7 +365,7 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
         "replay": lambda: schedules.replay(scenario.times_s, batch),
     }
     if scenario.kind not in made:
-        raise ManifestError(f"scenario.kind: {scenario.kind} has no times of its own; there are {', '.join(made)}")
+        raise ManifestError(f"scenario.kind: {scenario.kind} has no schedule; there are {', '.join(made)}")
     try:
         return made[scenario.kind]()
     except UsageError as error:
@@ -453,9 +453,9 @@ def _environment(manifest: Manifest) -> list[str]:
     if manifest.scenario.driver == "loadgen":
         missing += filter(None, [loadgen.missing()])
         if manifest.model.command:
-            missing.append("scenario.driver: LoadGen goes by its own clock, and model.command may have another one")
+            missing.append("scenario.driver: LoadGen uses its own clock, and model.command may use another one")
     return missing + [
-        f"the variable {name}={value} is asked for, which a process of its own has: --agents process"
+        f"the variable {name}={value} is required; a separate process can have it: --agents process"
         for name, value in manifest.software.environment.items()
         if os.environ.get(name) != value
     ]

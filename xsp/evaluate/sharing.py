@@ -66,7 +66,7 @@ def shared(manifest: Manifest, build: Callable[[], Built], draw: Callable[[Any],
             known = _put(build, draw, dtype, path)
             built = _empty(build, dtype)
             found = share.attach(built.model, known["key"])
-            brought = ", brought there by this process"
+            brought = ", put there by this process"
     except ShareError as error:
         raise ManifestError(f"model.share: {error}") from error
     except ImportError as error:
@@ -75,10 +75,10 @@ def shared(manifest: Manifest, build: Callable[[], Built], draw: Callable[[Any],
         raise ManifestError(f"model.share: {error.filename}: {error.strerror}") from error
     if _beside(built) != known["beside"]:
         raise ManifestError(
-            "model.share: buffers that no file has, or inputs, depend on random numbers that are drawn after the "
+            "model.share: inputs, or buffers that are not in the file, depend on random numbers drawn after the "
             "weights, so outputs would differ; omit share"
         )
-    own = f", {size_text(found.private_bytes)} of buffers are its own" if found.private_bytes else ""
+    own = f", {size_text(found.private_bytes)} of buffers are not shared" if found.private_bytes else ""
     note = f"{size_text(found.shared_bytes)} of weights are shared with other processes{brought}{own}"
     return Shared(built, list(known["drawn"]), note)
 

@@ -124,7 +124,7 @@ def compared(found: Sequence[Result]) -> list[Comparison]:
         UsageError: there are fewer than two.
     """
     if len(found) < 2:
-        raise UsageError("two results are compared, or more: `xsp evaluate list` names them")
+        raise UsageError("give two or more results to compare: `xsp evaluate list` lists them")
     return [_compared(found[0], each) for each in found[1:]]
 
 

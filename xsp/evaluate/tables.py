@@ -33,9 +33,9 @@ def listed(found: Sequence[Result]) -> str:
     notes = [f"{each.name}: {labelled.sentence(each.accuracy)}" for each in found if each.accuracy]
     notes += [f"{each.name}: {rate(part)}" for each in found for part in each.parts if "rate_low" in part]
     if any("*" in row[5] for row in rows):
-        notes.append("* the load was not put as asked: stopped early, or its generator was late by over 1 %")
+        notes.append("* the load was not as requested: stopped early, or its generator was late by over 1 %")
     if any("~" in row[5] for row in rows):
-        notes.append("~ times that a simulator said")
+        notes.append("~ times reported by a simulator")
     return "\n".join([table(head, rows, 3), *notes])
 
 
@@ -48,10 +48,10 @@ def rate(part: Mapping[str, Any]) -> str:
     """Return the result of a search for the highest rate as a sentence."""
     low, high = part["rate_low"], part["rate_high"]
     if low is None:
-        return "no rate held the limit"
-    between = f"{low:.4g} held, {high:.4g} did not" if high is not None else f"{low:.4g} and all below held"
+        return "no rate met the limit"
+    between = f"{low:.4g} met it, {high:.4g} did not" if high is not None else f"{low:.4g} and all below met it"
     likely = "" if part["rate_estimate"] is None else f"; most likely {part['rate_estimate']:.4g}"
-    return f"highest rate a second: {between}{likely} ({len(part['probes'])} rates tried)"
+    return f"highest rate per second within the limit: {between}{likely} ({len(part['probes'])} rates tried)"
 
 
 def figure(value: float | None) -> str:
@@ -107,7 +107,7 @@ def comparison(found: Comparison) -> str:
     if rows:
         lines += [table(("figure", "batch", "before", "after", "change"), rows, 1), ""]
     else:
-        lines += ["they have no batch size in common", ""]
+        lines += ["the results have no batch size in common", ""]
     lines += textwrap.wrap(f"outputs: {outputs(found)}", WIDTH, subsequent_indent="    ")
     for name, measures in found.divergences.items() if not found.equal_outputs else ():
         said = ", ".join(
@@ -126,7 +126,7 @@ def outputs(found: Comparison) -> str:
     """Return whether outputs are equal, or why that cannot be determined."""
     if found.constant_outputs:
         equal = "equal" if found.equal_outputs else "not equal"
-        return f"{equal}, and constant, so that they cannot be compared: {found.constant_outputs}"
+        return f"{equal}, and constant, so they cannot be compared: {found.constant_outputs}"
     return "equal bit for bit" if found.equal_outputs else "not equal"
 
 
@@ -216,13 +216,27 @@ def judgement_json(found: Judgement) -> dict[str, Any]:
 # --- the leaderboard --------------------------------------------------------------------------------------------------
 
 
+ORDERED = {
+    "inputs_per_s": "inputs/s", "p50_ms": "p50 ms", "p90_ms": "p90 ms", "p99_ms": "p99 ms", "rate": "requests/s",
+    "top1": "top-1 %",
+}  # fmt: skip
+"""Headings, with the unit, of the figures by which a leaderboard can be ordered."""
+
+
+def ordered_by(row: Row, by: str) -> str:
+    """Return the figure of a row by which a leaderboard is ordered, as a cell of the column `ORDERED[by]`."""
+    if by == "rate":
+        return between(row.part)
+    return labelled.said(row.newest.accuracy) if by == "top1" else figure(row.part[by])
+
+
 def between(part: Mapping[str, Any]) -> str:
     """Return the interval of the highest rate in short form."""
     return " to ".join("?" if part[each] is None else figure(part[each]) for each in ("rate_low", "rate_high"))
 
 
 def standing(rows: Sequence[Row], most: int, by: str = "inputs_per_s") -> str:
-    """Return the first rows of a leaderboard."""
+    """Return the first rows of a leaderboard; if no other column has the figure that orders it, the last one has."""
     head = ("", "model", "load", "software", "machine", "batch", "p50 ms", "p99 ms", "inputs/s")
     shown = [
         (
@@ -232,12 +246,9 @@ def standing(rows: Sequence[Row], most: int, by: str = "inputs_per_s") -> str:
         )
         for place, row in enumerate(rows[:most], 1)
     ]  # fmt: skip
-    if by == "rate":
-        head = (*head[:-1], "requests/s")
-        shown = [(*each[:-1], between(row.part)) for each, row in zip(shown, rows, strict=False)]
-    if by == "top1":
-        head = (*head[:-1], "top-1 %")
-        shown = [(*each[:-1], labelled.said(row.newest.accuracy)) for each, row in zip(shown, rows, strict=False)]
+    if ORDERED[by] not in head:
+        head = (*head[:-1], ORDERED[by])
+        shown = [(*each[:-1], ordered_by(row, by)) for each, row in zip(shown, rows, strict=False)]
     lines = [table(head, shown, 5)]
     if len(rows) > most:
         lines.append(f"and {len(rows) - most} more rows: --rows {len(rows)}")

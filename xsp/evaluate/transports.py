@@ -79,7 +79,7 @@ class OwnProcess:
                 env={**processes.environment(), **counted, **manifest.software.environment},
             )  # fmt: skip
         except (OSError, ValueError) as error:
-            raise ManifestError(f"a process of its own cannot be started ({error})") from error
+            raise ManifestError(f"a separate process cannot be started ({error})") from error
         try:
             process.ask({
                 "manifest": manifest.plain(), "folder": str(folder.resolve()), "name": self._name,
@@ -98,10 +98,10 @@ class OwnProcess:
         finally:
             code = process.end(patience_s=2.0)
         if silent:
-            raise ManifestError(f"the process that evaluated {manifest.title} said nothing for {SILENT_S:.0f} s")
+            raise ManifestError(f"the process that evaluated {manifest.title} did not report for {SILENT_S:.0f} s")
         if code < 0:
             raise ProcessLost(f"the process that evaluated {manifest.title} was killed ({processes.ending(code)})")
-        raise ManifestError(f"the process that evaluated {manifest.title} ended by itself ({processes.ending(code)})")
+        raise ManifestError(f"the process that evaluated {manifest.title} ended on its own ({processes.ending(code)})")
 
 
 def _heard(process: processes.Asked, progress: Progress, last: Sequence[Any]) -> bytes:

@@ -74,13 +74,13 @@ class UserFunction:
             try:
                 sent = _sent(data)
             except TypeError as error:
-                raise ManifestError(f"{self._place}: what it is given cannot be handed over ({error})") from error
+                raise ManifestError(f"{self._place}: its input cannot be passed to it ({error})") from error
             said = self._ask({"data": sent}, self._seconds)
             made = _received(said["data"])
             self._ways_ns.append(time.perf_counter_ns() - begin - int(said["took_ns"]))
         if isinstance(made, np.ndarray) or (self._many and isinstance(made, dict)):
             return made
-        raise ManifestError(f"{self._place}: it returns {type(made).__name__}; an array is to come back")
+        raise ManifestError(f"{self._place}: it returns {type(made).__name__}, not an array")
 
     def _ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         if self._process is None:
@@ -92,7 +92,7 @@ class UserFunction:
             is_late = time.monotonic() >= until
             code = self.close(0.0 if is_late else 2.0)
             raise ManifestError(
-                f"{self._place}: it gave no answer within {seconds:g} s (`seconds` beside `function` is its limit)"
+                f"{self._place}: it did not answer within {seconds:g} s (the limit is `seconds` beside `function`)"
                 if is_late
                 else f"{self._place}: its process ended ({processes.ending(code)})"
             )
@@ -106,7 +106,7 @@ class UserFunction:
         if not self._ways_ns:
             return []
         way = statistics.median(self._ways_ns) / 1e6
-        return [f"{self._place} is in a process of its own: the way there and back, {way:.2g} ms, is in the latencies"]
+        return [f"{self._place} runs in a separate process: latencies include {way:.2g} ms of transfer to it and back"]
 
     def close(self, patience_s: float = 0.0) -> int:
         """End the subprocess, and return its exit code; a second call does nothing."""
@@ -195,7 +195,7 @@ def _sent(data: Any) -> Any:
 def _array(value: Any) -> dict[str, Any]:
     made = np.asarray(value.detach() if hasattr(value, "detach") else value)
     if made.dtype.name not in DTYPES:
-        raise TypeError(f"an array of {made.dtype.name} cannot be handed over; there are {', '.join(DTYPES)}")
+        raise TypeError(f"an array of {made.dtype.name} cannot be passed; there are {', '.join(DTYPES)}")
     return encoded(made)
 
 

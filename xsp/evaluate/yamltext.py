@@ -60,18 +60,18 @@ def read(text: str, name: str) -> Text:
     """
     yaml = _library()
     if len(text.encode("utf-8", "replace")) > MOST_BYTES:
-        raise ManifestError(f"{name}: larger than {MOST_BYTES >> 10} KiB, which no manifest is")
+        raise ManifestError(f"{name}: larger than {MOST_BYTES >> 10} KiB, the limit for a manifest")
     try:
         _check_depth(yaml, text, name)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
-        raise ManifestError(f"{name}:{line}: no YAML ({error.problem or error.context})") from error
+        raise ManifestError(f"{name}:{line}: not YAML ({error.problem or error.context})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ManifestError(f"{name}: no YAML ({str(error).splitlines()[0]})") from error
+        raise ManifestError(f"{name}: not YAML ({str(error).splitlines()[0]})") from error
     if node is None:
-        raise ManifestError(f"{name}: empty; docs/use/evaluate.md has a manifest to begin with")
+        raise ManifestError(f"{name}: empty; docs/use/evaluate.md has an example of a manifest")
     made = _Made(name)
     return Text(made.of(node, (), frozenset()), name, made.lines)
 
@@ -97,9 +97,9 @@ def _check_depth(yaml: Any, text: str, name: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         line = event.start_mark.line + 1
         if depth > MOST_DEPTH:
-            raise ManifestError(f"{name}:{line}: deeper than {MOST_DEPTH} levels, which no manifest is")
+            raise ManifestError(f"{name}:{line}: nested more than {MOST_DEPTH} levels, the limit for a manifest")
         if count > 2 * MOST_VALUES:
-            raise ManifestError(f"{name}:{line}: more than {MOST_VALUES:,} values, which no manifest has")
+            raise ManifestError(f"{name}:{line}: more than {MOST_VALUES:,} values, the limit for a manifest")
 
 
 class _Made:
@@ -113,13 +113,13 @@ class _Made:
         self.lines[place] = line = node.start_mark.line + 1
         if len(self.lines) > MOST_VALUES:
             raise ManifestError(
-                f"{self.name}:{line}: more than {MOST_VALUES:,} values, counting what aliases stand for"
+                f"{self.name}:{line}: more than {MOST_VALUES:,} values, counting the targets of aliases"
             )
         if id(node) in above:
-            raise ManifestError(f"{self.name}:{line}: an alias stands for what it is in")
+            raise ManifestError(f"{self.name}:{line}: an alias refers to a value that contains it")
         kind = str(node.tag).rpartition(":")[2]
         if not str(node.tag).startswith("tag:yaml.org,2002:") or kind not in _OF_YAML:
-            raise ManifestError(f"{self.name}:{line}: the tag {node.tag!r} is not read: manifests are plain data")
+            raise ManifestError(f"{self.name}:{line}: the tag {node.tag!r} is not supported: manifests are plain data")
         within = above | {id(node)}
         if node.id == "sequence":
             return [self.of(each, (*place, number), within) for number, each in enumerate(node.value)]
@@ -132,13 +132,13 @@ class _Made:
         for key, value in node.value:
             at = f"{self.name}:{key.start_mark.line + 1}"
             if key.id != "scalar":
-                raise ManifestError(f"{at}: a key that is no text")
+                raise ManifestError(f"{at}: a key is not text")
             if key.tag.endswith(":merge"):
-                raise ManifestError(f"{at}: merge keys (<<) are not read; write the fields out")
+                raise ManifestError(f"{at}: merge keys (<<) are not supported; write the fields out")
             inner = (*place, key.value)
             made = self.of(value, inner, within, key.value)
             if key.value in found and found[key.value] != made:  # published ones have equal duplicates
-                raise ManifestError(f"{at}: {key.value!r} stands here twice, with different values")
+                raise ManifestError(f"{at}: {key.value!r} is given twice, with different values")
             found[key.value] = made
             self.lines[inner] = key.start_mark.line + 1
         return found

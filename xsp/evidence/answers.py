@@ -63,7 +63,7 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
     reasons = "; ".join(found.reasons)
     said.append(
         statement(
-            f"grade {found.letter} (A to F: how far these figures can be believed){': ' + reasons if reasons else ''}",
+            f"grade {found.letter} (A to F: how reliable these figures are){': ' + reasons if reasons else ''}",
             {"grade": found.letter},
             step,
             "health",

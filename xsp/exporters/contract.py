@@ -91,10 +91,11 @@ def whole(path: Path) -> Iterator[IO[str]]:
 def _text(file: IO[bytes], path: Path) -> Iterator[IO[str]]:
     if path.suffix == ".gz":
         packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=_FAST, mtime=0)
-        with packed, io.TextIOWrapper(cast("IO[bytes]", packed), encoding="utf-8", newline="\n") as text:
+        wrapped = io.TextIOWrapper(cast("IO[bytes]", packed), encoding="utf-8", errors="replace", newline="\n")
+        with packed, wrapped as text:
             yield text
     else:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="\n")
         yield text
         text.flush()
         text.detach()

@@ -112,12 +112,12 @@ def _fold(trace: Trace, choice: Choice) -> _Stacks:
     reached = sum(frame.spans for frame in stacks.frames.values())
     stacks.written.spans = reached
     if choice.weight == Weight.HOST:
-        stacks.written.changed["are on no thread, so that none of its time is theirs"] = _without_thread(trace.con)
-    stacks.written.changed["have parents that form a circle, and are left out"] = (
+        stacks.written.changed["are on no thread, and so have no self time"] = _without_thread(trace.con)
+    stacks.written.changed["have parents that form a cycle, and are left out"] = (
         placed.spans - placed.changes_of_memory - reached
     )
     if not any(frame.own_ns for frame in stacks.frames.values()):
-        raise UsageError(f"{trace.name}: there is no {choice.weight} time in it; choose the other --weight")
+        raise UsageError(f"{trace.name}: it has no {choice.weight} time; choose the other --weight")
     return stacks
 
 

@@ -35,7 +35,7 @@ def parquet(trace: Trace, path: Path, choice: Choice) -> Written:
 
 def _write(trace: Trace, path: Path, choice: Choice, form: str) -> Written:
     if choice.steps is not None and choice.rows != "spans":
-        raise UsageError(f"--steps: {choice.rows} has no rows of several steps; omit it, or write spans")
+        raise UsageError(f"--steps: the rows of {choice.rows} are not by step; omit --steps, or write spans")
     check_steps(trace, choice.steps)
     only = f" WHERE step IN ({', '.join(map(str, choice.steps))})" if choice.steps is not None else ""
     rows = trace.sql(f"SELECT * FROM {choice.rows}{only}")

@@ -97,8 +97,8 @@ class Placed:
     def written(self, memory: bool = True) -> Written:
         """Return the result for a file with all placed spans; changes of memory are included only if `memory`."""
         changed = {
-            f"that crossed others by at most {CUT_NS / 1e3:g} µs are cut, so that they nest": self.cut,
-            "that overlap others stand in a track beside": self.beside,
+            f"that crossed others by at most {CUT_NS / 1e3:g} µs were cut so that they nest": self.cut,
+            "that overlap others are on separate tracks": self.beside,
             "have no time, and are left out": self.without_time,
             "are changes of memory, which this format cannot show": 0 if memory else self.changes_of_memory,
         }

@@ -79,7 +79,7 @@ class _Attention:
         self.draft.remove(inside)
         swept = self.draft.sweep()
         masked = "" if seen.mask is None else ", mask"
-        said = f"product{masked}, softmax and product by hand: one call of scaled_dot_product_attention does this"
+        said = f"attention written out (product{masked}, softmax, product): one scaled_dot_product_attention does it"
         return Found("attention", (*inside, *swept), (), tuple(self.added), said)
 
     # --- finding ------------------------------------------------------------------------------------------

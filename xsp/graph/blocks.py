@@ -122,7 +122,7 @@ class Block:
         wiring = tuple(Wires(*(tuple(map(int, part)) for part in each)) for each in found["wiring"])
         for call, wires in zip(calls, wiring, strict=True):
             if len(wires.reads) != len(call.inputs) or len(wires.returns) != len(call.outputs):
-                raise ValueError(f"a call of {call.op} with other storages than it has tensors")
+                raise ValueError(f"a call of {call.op} has a different number of storages than of tensors")
         return cls(calls, wiring, tuple(map(int, found["weights"])))
 
     def _hash(self, of_calls: list[str]) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xsp import cached, causal, models
+from xsp.cost.held import bytes_of
 from xsp.errors import GraphError, ModelError
 from xsp.graph import files
 from xsp.graph.node import Graph, Problem, Role, Source
@@ -107,7 +108,7 @@ def _captured(spec: str, settings: Settings) -> Graph:
         if isinstance(built, models.Built):
             return _ready(spec, built, settings, device)
         if device == "meta":
-            raise GraphError("a function that does a step makes its own tensors")
+            raise GraphError("a function that runs a step creates its own tensors")
         built()
         return _Step(built, None)
 
@@ -205,25 +206,44 @@ def _dtype(model: Any) -> str | None:
 
 
 def without_values(module: Any) -> Any:
-    """Return a copy of a module whose parameters and buffers have shapes but no values."""
+    """Return a copy of a module whose parameters and buffers have shapes but no values.
+
+    Parameters with the same memory, as after `one.weight.data = other.weight.data`, have the same memory in the copy.
+    """
     import torch
 
+    from xsp.graph.recorder import memory_of
+
     shapes: dict[int, Any] = {}
+    held: dict[Any, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             continue
         empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+        memory = memory_of(tensor)
+        if memory is not None:
+            empty = held.setdefault(memory, empty).detach()
         if isinstance(tensor, torch.nn.Parameter):
             empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
         shapes[id(tensor)] = empty
+    shapes |= {id(each): torch.empty_like(each, device="meta", requires_grad=False) for each in _results_in(module)}
     return copy.deepcopy(module, shapes)
 
 
+def _results_in(module: Any) -> Iterator[Any]:
+    """Yield tensors with a history that modules keep as attributes, such as their last output; copies refuse them."""
+    import torch
+
+    for each in module.modules():
+        yield from (one for one in vars(each).values() if isinstance(one, torch.Tensor) and not one.is_leaf)
+
+
 def copied(module: Any) -> Any:
-    """Return a copy of a module; sparse tensors, which `copy.deepcopy` refuses, are cloned."""
+    """Return a copy of a module; tensors that `copy.deepcopy` refuses, sparse ones and results, are cloned."""
     import torch
 
     held = [each for each in (*module.parameters(), *module.buffers()) if each.layout is not torch.strided]
+    held += _results_in(module)
     return copy.deepcopy(module, {id(each): each.detach().clone() for each in held})
 
 
@@ -267,7 +287,7 @@ def check_memory(model: Any) -> None:
     import torch
 
     held = [each for each in (*model.parameters(), *model.buffers()) if not torch.nn.parameter.is_lazy(each)]
-    needed = sum(each.numel() * each.element_size() for each in held)
+    needed = sum(map(bytes_of, held))
     free = _free_bytes()
     if free is not None and needed > free // 2:
         raise GraphError(f"its weights take {needed / 2**30:.1f} GiB, more than half of the {free / 2**30:.1f} free")

@@ -60,7 +60,7 @@ def collect(
         known = {row["spec"]: row for row in rows(out)}
         others = [row for row in known.values() if row.get("asked") != settings]
         if others:
-            raise GraphError(f"{out}: it holds models of other settings ({others[0].get('asked')}); give another --out")
+            raise GraphError(f"{out}: has models of other settings ({others[0].get('asked')}); give another --out")
         with (out / FILE).open("a", encoding="utf-8") as file, _Worker(limit_s) as worker:
             _end_line(out / FILE, file)
             for done, spec in enumerate(specs):

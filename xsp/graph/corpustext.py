@@ -35,7 +35,7 @@ def page(corpus: Corpus) -> str:
         lines += ["", *_growth(curve), "", *_groups(corpus, found)]
         lines += ["", *(_grid if len(corpus.members) <= MOST_IN_GRID else _pairs)(corpus, indexes, found)]
     if corpus.holes:
-        lines += ["", f"{len(corpus.holes)} without a graph, and in none of these figures:"]
+        lines += ["", f"{len(corpus.holes)} without a graph, and not in these figures:"]
         lines += [line for hole in corpus.holes[:MOST_HOLES] for line in _wrapped(f"{hole[0]}: {hole[1]}")]
         left = len(corpus.holes) - MOST_HOLES
         lines += [f"and {left} more"] if left > 0 else []
@@ -87,7 +87,7 @@ def sections(corpus: Corpus) -> list[Section]:
     growth = found["growth"]
     lines = Chart(
         "lines",
-        "Different layers, model after model",
+        "Distinct layers by number of models",
         "layers",
         tuple(row["computing"] for row in growth),
         (Series("different", tuple(row["unique"] for row in growth)),),
@@ -96,14 +96,14 @@ def sections(corpus: Corpus) -> list[Section]:
     )
     order = found["order"][:MOST_DRAWN]
     rows = (Series(name, tuple(row[: len(order)])) for name, row in zip(order, found["jaccard"], strict=False))
-    grid = Chart("grid", "Jaccard index of different layers, by clustering", "of 1", tuple(order), tuple(rows))
-    cut = [Text(f"The first {len(order)} of {len(found['order'])} models; --only chooses others.")]
+    grid = Chart("grid", "Jaccard index of distinct layers, by clustering", "of 1", tuple(order), tuple(rows))
+    cut = [Text(f"The first {len(order)} of {len(found['order'])} models; --only selects others.")]
     groups = tuple((", ".join(each["models"]), len(each["models"]), each["mean_jaccard"]) for each in found["groups"])
     holes = tuple((each["model"], each["reason"]) for each in found["holes"])
-    told = f"{found['models']} models, {found['computing']:,} computing calls, {found['unique']:,} different: {share}."
+    told = f"{found['models']} models, {found['computing']:,} computing calls, {found['unique']:,} distinct: {share}."
     parts: list[Part] = [Text(told), lines, grid, *(cut if len(order) < len(found["order"]) else [])]
-    parts.append(Table(("models", "number", "mean Jaccard index"), groups, "Models that are alike"))
-    parts += [Table(("model", "reason"), holes, "Without a graph, and in none of these figures")] if holes else []
+    parts.append(Table(("models", "number", "mean Jaccard index"), groups, "Groups of similar models"))
+    parts += [Table(("model", "reason"), holes, "Without a graph, and not in these figures")] if holes else []
     return [Section("Layers that models share", tuple(parts))]
 
 
@@ -112,7 +112,7 @@ def _index(value: float) -> float | None:
 
 
 def _growth(curve: Sequence[tuple[int, int]]) -> list[str]:
-    lines = ["Layers (computing calls), in the order of the capture", f"{'models':>8} {'layers':>12} {'different':>12}"]
+    lines = ["Layers (computing calls), in the order of capture", f"{'models':>8} {'layers':>12} {'distinct':>12}"]
     for count in sorted({*(each for each in GROWTH if each < len(curve)), len(curve)}):
         calls, keys = curve[count - 1]
         lines.append(f"{count:8,} {calls:12,} {keys:12,}" + (f"  {100 * keys / calls:5.1f} %" if calls else ""))
@@ -122,8 +122,8 @@ def _growth(curve: Sequence[tuple[int, int]]) -> list[str]:
 def _groups(corpus: Corpus, found: Sequence[Group]) -> list[str]:
     large = sorted((group for group in found if len(group.places) > 1), key=lambda group: -len(group.places))
     if not large:
-        return [f"No models are alike: no two have a Jaccard index of {sharing.ALIKE} or more"]
-    lines = [f"Models that share their different layers: mean Jaccard index of {sharing.ALIKE} or more"]
+        return [f"No models are similar: no two have a Jaccard index of {sharing.ALIKE} or more"]
+    lines = [f"Models that share most of their distinct layers: mean Jaccard index of {sharing.ALIKE} or more"]
     for group in large[:MOST_GROUPS]:
         names = sorted(corpus.members[place].spec for place in group.places)
         lines += _wrapped(f"{group.least:.2f}  " + ", ".join(_without_prefix(names)), indent=6)
@@ -136,7 +136,7 @@ def _groups(corpus: Corpus, found: Sequence[Group]) -> list[str]:
 def _grid(corpus: Corpus, indexes: NDArray[Any], found: Sequence[Group]) -> list[str]:
     order = [place for group in found for place in group.places]
     lines = [
-        "Jaccard index of different layers",
+        "Jaccard index of distinct layers",
         " " * 30 + "".join(f"{number:5}" for number in range(1, len(order) + 1)),
     ]
     for number, row in enumerate(order, 1):
@@ -153,7 +153,7 @@ def _pairs(corpus: Corpus, indexes: NDArray[Any], found: Sequence[Group]) -> lis
     first, second = np.triu_indices(len(indexes), 1)
     values = np.nan_to_num(indexes[first, second], nan=-1.0)
     best = np.argsort(-values, kind="stable")[:MOST_PAIRS]
-    lines = [f"Most alike pairs, by Jaccard index (--only shows a grid of up to {MOST_IN_GRID} models)"]
+    lines = [f"Most similar pairs, by Jaccard index (--only shows a grid of up to {MOST_IN_GRID} models)"]
     for place in best:
         names = (_cut(corpus.members[each[place]].spec, 35) for each in (first, second))
         lines.append(f"{values[place]:.2f}  " + "  ".join(f"{name:35}" for name in names).rstrip())

@@ -97,7 +97,7 @@ def page(found: Difference) -> str:
         lines += _left(len(found.calls), "different calls")
     if found.modules:
         lines += ["", f"{'module':50} {'only first':>12} {'only second':>12}"]
-        lines += [f"{_cut(name or 'outside all', 50):50} {a:12} {b:12}" for name, a, b in found.modules[:MOST_LINES]]
+        lines += [f"{_cut(name or '(outermost)', 50):50} {a:12} {b:12}" for name, a, b in found.modules[:MOST_LINES]]
         lines += _left(len(found.modules), "modules")
     return "\n".join(lines)
 

@@ -122,7 +122,7 @@ class Draft:
         told = all(len(node.origins) == len(node.call.inputs) and None not in node.origins for node in graph.nodes)
         if not told or graph.kept is None:
             raise GraphError(
-                f"{graph.name}: this graph does not tell which call made each tensor; one captured from a model does: "
+                f"{graph.name}: this graph does not record which call made each tensor; a graph of a model does: "
                 "xsp graph torchvision:NAME, timm:NAME, transformers:NAME, file.py:function"
             )
         self.graph = graph

@@ -31,7 +31,7 @@ def named(spec: str, settings: Settings) -> Graph:
     def on(device: str) -> Built:
         built = models.build(spec, settings, device=device)
         if not isinstance(built, Built):
-            raise GraphError("a function that does a step is no module, which export takes")
+            raise GraphError("export needs a module, and this function runs a step")
         return built
 
     made = _first_that_works(spec, settings, {"exported on meta": lambda: on("meta"), "on the CPU": lambda: on("cpu")})
@@ -59,7 +59,7 @@ def _first_that_works(name: str, settings: Settings, ways: Mapping[str, Callable
     import torch
 
     if settings.train or settings.prefill is not None or settings.decode is not None:
-        raise GraphError(f"{name}: export makes predictions alone, no training steps and no steps with a cache")
+        raise GraphError(f"{name}: export supports only inference, no training steps and no steps with a cache")
     problems: list[Problem] = []
     for where, make in ways.items():
         device = "cpu" if where == "on the CPU" else "meta"

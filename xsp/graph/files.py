@@ -69,9 +69,9 @@ def load(path: Path | str) -> Graph:
         raise GraphError(f"{path}: the graph is damaged ({error}); {AGAIN}") from error
     version = found.get(MARK) if isinstance(found, dict) else None
     if type(version) is not int:
-        raise GraphError(f"{path}: this is no graph of xsp's; write one: xsp graph SPEC --save FILE")
+        raise GraphError(f"{path}: not a graph that xsp saved; write one: xsp graph SPEC --save FILE")
     if version > VERSION:
-        raise GraphError(f"{path}: the graph was written by a newer xsp (version {version}, known is {VERSION})")
+        raise GraphError(f"{path}: the graph was written by a newer xsp (version {version}; this one reads {VERSION})")
     try:
         return from_plain(found)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -118,7 +118,7 @@ def from_plain(found: dict[str, Any]) -> Graph:
     calls = [(keys.call_from_plain(each), str(each["key"])) for each in found["calls"]]
     for call, key in calls:
         if keys.key(call) != key:
-            raise ValueError(f"the key of a call of {call.op} is not that of its arguments")
+            raise ValueError(f"the key of a call of {call.op} does not match its arguments")
     values = tuple(
         Value(int(place), int(turn), Role(role), _count(size)) for place, turn, role, size in found["values"]
     )
@@ -171,7 +171,7 @@ def _count(found: Any) -> int | None:
         ValueError: it is something else.
     """
     if found is not None and (type(found) is not int or found < 0):
-        raise ValueError(f"{found!r} is no number from 0")
+        raise ValueError(f"{found!r} is not a whole number of 0 or more")
     return None if found is None else int(found)
 
 
@@ -182,12 +182,12 @@ def _check(nodes: tuple[Node, ...], edges: tuple[Edge, ...], values: tuple[Value
             raise ValueError(f"an edge from {edge.before} to {edge.after} among {len(nodes)} nodes")
     for place, node in enumerate(nodes):
         if node.origins and not len(node.origins) == len(node.reads) == len(node.call.inputs):
-            raise ValueError(f"a call of {node.call.op} with other origins than it has tensors")
+            raise ValueError(f"a call of {node.call.op} has a different number of origins than of tensors")
         for maker, output in filter(None, node.origins):
             if maker >= place or (maker >= 0 and not 0 <= output < len(nodes[maker].call.outputs)):
-                raise ValueError(f"a call of {node.call.op} takes what node {maker} did not make before it")
+                raise ValueError(f"a call of {node.call.op} reads a missing output of node {maker}")
         if len(node.reads) not in (0, len(node.call.inputs)) or len(node.returns) not in (0, len(node.call.outputs)):
-            raise ValueError(f"a call of {node.call.op} with other values than it has tensors")
+            raise ValueError(f"a call of {node.call.op} has a different number of values than of tensors")
         for number in (*node.reads, *node.returns, *node.writes):
             if not 0 <= number < len(values):
                 raise ValueError(f"there is no value {number}")
@@ -198,10 +198,10 @@ def _check_outliving(
 ) -> None:
     for maker, output in outputs:
         if maker >= len(nodes) or (maker >= 0 and not 0 <= output < len(nodes[maker].call.outputs)):
-            raise ValueError(f"there is no output {output} of node {maker}, which the step returns")
+            raise ValueError(f"the step returns output {output} of node {maker}, which does not exist")
     for number in kept or ():
         if not 0 <= number < len(values):
-            raise ValueError(f"there is no value {number}, which outlives the step")
+            raise ValueError(f"value {number} is to outlive the step, and does not exist")
 
 
 def _read_node(

@@ -111,7 +111,7 @@ def call_from_plain(found: Any) -> Call:
     arguments = tuple((str(name), read(value)) for name, value in found["arguments"])
     outputs = tuple(read(each) for each in found["outputs"])
     if not all(isinstance(each, Tensor) for each in outputs):
-        raise ValueError("an output that is no tensor")
+        raise ValueError("an output that is not a tensor")
     return Call(str(found["op"]), arguments, outputs, str(found["overload"]), str(found["values"]))
 
 

@@ -87,7 +87,7 @@ class _Loop:
         draft.remove({*inside, self.end})
         swept = draft.sweep(keep=lambda step: step.computes)
         ops = f"{computing[0].op} and {len(computing) - 1} more" if len(computing) > 1 else computing[0].op
-        said = f"{ops} for each of {self.count} samples by itself: one call on the whole batch computes the same"
+        said = f"{ops}, once for each of {self.count} samples: one call on the whole batch computes the same"
         return Found("loop", (*inside, self.end, *swept), (), tuple(added), said)
 
     # --- finding ------------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def _joined(draft: Draft, web: Web, numbers: list[int]) -> Found | None:
     removed, added = readings.apply()
     draft.read_instead({(number, 0): (parted, place) for place, number in enumerate(numbers)})
     draft.remove(numbers)
-    said = f"{len(rows)} linear layers on one input: one with their weights joined computes the same"
+    said = f"{len(rows)} linear layers on one input: one layer with concatenated weights computes the same"
     return Found("joined", (*numbers, *removed), (), (one, parted, *added), said)
 
 

@@ -32,6 +32,9 @@ HOLDS_GRAPHS = frozenset(["If", "Loop", "Scan", "SequenceMap"])
 VALUE_DEPENDENT = frozenset(
     "Gather GatherElements GatherND Scatter ScatterElements ScatterND NonZero Unique TopK Compress".split()
 )
+QUANTISED = frozenset(["int8", "uint8", "int4", "uint4"])
+"""Types of the weights of quantised layers."""
+
 MOST_NAMED = 3
 
 _TYPES = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "BOOL": "bool"}
@@ -64,7 +67,7 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
             problems.append(
                 Problem(
                     f"opset {each.version}",
-                    f"onnx {onnx.__version__} knows 1 to {newest}; operators are read as it knows them",
+                    f"onnx {onnx.__version__} supports 1 to {newest}; operators are read as defined there",
                 )
             )
     model = onnxshapes.inferred(onnx, model, problems)
@@ -90,7 +93,7 @@ def _read(onnx: Any, path: Path) -> Any:
     except Exception as error:  # protobuf's errors have no common class across its versions
         raise GraphError(f"{path}: the ONNX file is damaged ({onnxshapes.first_line(error)})") from error
     if not model.graph.node:
-        raise GraphError(f"{path}: this is no ONNX model, or one without nodes")
+        raise GraphError(f"{path}: not an ONNX model, or a model without nodes")
     return model
 
 
@@ -101,7 +104,7 @@ def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
     }
     for place in sorted(places):
         if not (path.parent / place).is_file():
-            yield Problem("weights", f"{place}, which holds weights, is missing; it is not needed for the graph")
+            yield Problem("weights", f"{place} with weights is missing; the graph does not need it")
 
 
 class _Reader:
@@ -141,13 +144,13 @@ class _Reader:
         for node in self.model.graph.node:
             self._take(node)
         if not self.nodes:
-            raise GraphError(f"{self.path}: nothing in it depends on an input")
+            raise GraphError(f"{self.path}: none of its nodes depends on an input")
         if self.unknown:
             named = ", ".join(self.unknown[:MOST_NAMED])
             more = f" and {len(self.unknown) - MOST_NAMED} more" if len(self.unknown) > MOST_NAMED else ""
-            self.problems.append(Problem("shapes", f"not known of what {named}{more} make"))
+            self.problems.append(Problem("shapes", f"unknown for the outputs of {named}{more}"))
         if self.held:
-            self.problems.append(Problem("graphs inside nodes", f"not looked into: {', '.join(self.held)}"))
+            self.problems.append(Problem("graphs inside nodes", f"not analysed: {', '.join(self.held)}"))
         stated: dict[str, Any] = {
             "batch": batch,
             "train": False,
@@ -175,7 +178,7 @@ class _Reader:
         for name in names:
             if name not in self.storage and name not in self.constants:
                 raise GraphError(
-                    f"{self.path}: the ONNX file is damaged ({_label(node)} reads {name}, which nobody made)"
+                    f"{self.path}: the ONNX file is damaged ({_label(node)} reads {name}, which no node makes)"
                 )
         if node.op_type in CONSTANTS and all(name in self.constants for name in names):
             self.stated += 1
@@ -221,7 +224,7 @@ class _Reader:
         for name in made:
             if view and node.op_type in VIEWS and self._conflicts(node, inputs, name):
                 raise GraphError(
-                    f"{self.path}: {_label(node)} fixes the batch that the file was made for; {self.fitting}"
+                    f"{self.path}: {_label(node)} fixes the batch size that the file was made with; {self.fitting}"
                 )
             if view:
                 self.storage[name] = self.storage.get(node.input[0], node.input[0])
@@ -253,8 +256,7 @@ class _Reader:
     def _read(self, number: int, name: str) -> int:
         if name in self.constants:
             tensor = self.constants[name]
-            floats = (tensor.dtype or "").startswith(("float", "bfloat", "complex"))
-            self.flow.outside(name, Role.WEIGHT if floats else Role.CONSTANT, tensor.bytes)
+            self.flow.outside(name, Role.WEIGHT if _is_weight(tensor) else Role.CONSTANT, tensor.bytes)
             return self.flow.read(number, name)
         return self.flow.read(number, self.storage[name], self.through.get(name))
 
@@ -315,11 +317,17 @@ class _Reader:
         return _plain(self.onnx.helper.get_attribute_value(attribute))
 
     def _parameters(self) -> int | None:
-        """Return the elements of the floating-point constants that calls read; None if a shape is unknown."""
+        """Return the elements of the constants that are weights and that calls read; None if a shape is unknown."""
         used = [each for name, each in self.constants.items() if self.flow.known(name)]
-        floats = [each for each in used if (each.dtype or "float").startswith(("float", "bfloat"))]
-        elements = [each.elements for each in floats]
+        elements = [each.elements for each in used if each.dtype is None or _is_weight(each)]
         return None if None in elements else sum(filter(None, elements))
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """Return whether a constant is a weight: one of floating-point numbers, or the matrix of a quantised layer."""
+    kind = tensor.dtype or ""
+    matrix = len(tensor.shape or ()) > 1  # scales and zero points of channels are vectors
+    return kind.startswith(("float", "bfloat", "complex")) or (kind in QUANTISED and matrix)
 
 
 def _read_inside(node: Any) -> list[str]:

@@ -35,7 +35,7 @@ def known(path: Path, model: Any, sizes: Mapping[str, int], batch: int | None = 
     for name, number in sizes.items():
         if name not in names:
             there = ", ".join(dict.fromkeys(names)) or "none"
-            raise GraphError(f"{path}: no dimension of an input is named {name!r}; names there are: {there}")
+            raise GraphError(f"{path}: no dimension of an input is named {name!r}; its names are: {there}")
         if not 0 <= number <= LARGEST:
             raise GraphError(f"{path}: dimension {name} cannot be {number}: give a number from 0 to {LARGEST}")
     if batch is not None and batch > LARGEST:
@@ -43,7 +43,7 @@ def known(path: Path, model: Any, sizes: Mapping[str, int], batch: int | None = 
     first = {dim.dim_param for given in _inputs(model) for dim in given.type.tensor_type.shape.dim[:1]}
     for name in first & set(sizes):
         if batch is not None and sizes[name] != batch:
-            raise GraphError(f"{path}: --batch {batch} and --size {name}={sizes[name]} are of one dimension: omit one")
+            raise GraphError(f"{path}: --batch {batch} and --size {name}={sizes[name]} set one dimension: omit one")
     return sizes
 
 
@@ -61,7 +61,7 @@ def set_sizes(model: Any, batch: int | None, sizes: Mapping[str, int], problems:
             elif named:
                 name = each.dim_param or "?"
                 each.ClearField("value")
-                how = f": --size {name}=N gives it one" if name != "?" else ""
+                how = f": set it with --size {name}=N" if name != "?" else ""
                 problems.append(
                     Problem(f"input {given.name}", f"dimension {place} is {name}, which has no number{how}")
                 )

@@ -36,8 +36,8 @@ def load(path: Path) -> Graph:
         except Exception as error:  # errors of archive, schema and unpickler have no common class
             reason = _first(_root(logged, error))
             raise GraphError(
-                f"{path}: torch {torch.__version__} cannot read this program ({reason}); it is damaged, "
-                "no program of torch.export, or written by another version: export it again with this one"
+                f"{path}: torch {torch.__version__} cannot read this program ({reason}); it is damaged, not "
+                "a program of torch.export, or written by another version: export it again with this one"
             ) from error
     return of(made, path.name)
 
@@ -55,13 +55,13 @@ def _check_archive(path: Path) -> None:
         raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise GraphError(
-            f"{path}: this is no program of torch.export, or not all of one: those are zip archives ({error}); "
+            f"{path}: not a program of torch.export, which is a zip archive, or an incomplete one ({error}); "
             "export it again"
         ) from error
     if not any(fnmatch.fnmatch(name, each) for name in names for each in _PROGRAMS):
         raise GraphError(
-            f"{path}: this archive holds no program of torch.export; a model or weights that torch.save wrote are "
-            "none: give the model by file.py:function"
+            f"{path}: this archive has no program of torch.export; a file of torch.save cannot be read: give the "
+            "model by file.py:function"
         )
 
 
@@ -78,21 +78,25 @@ def of(program: Any, name: str) -> Graph:
     import torch
 
     from xsp.graph.knownvalues import KnownValues
-    from xsp.graph.recorder import Recorder
+    from xsp.graph.recorder import Recorder, memory_of
 
     recorder = Recorder()
     weights = {each.arg.name: each for each in program.graph_signature.input_specs}
     given = []
     parameters = 0
+    held: dict[Any, Any] = {}
     for node in program.graph_module.graph.nodes:
         if node.op != "placeholder":
             continue
         value = _without_values(node.meta.get("val"))
         kind = weights[node.name].kind.name if node.name in weights else "USER_INPUT"
-        recorder.take(value, _ROLES.get(kind, Role.CONSTANT))
-        if kind == "PARAMETER" and isinstance(value, torch.Tensor):
+        lasts = kind in ("PARAMETER", "BUFFER")  # a program takes each of several tied weights
+        memory = memory_of(program.state_dict.get(weights[node.name].target)) if lasts else None
+        first = value if memory is None else held.setdefault(memory, value)
+        recorder.take(first, _ROLES.get(kind, Role.CONSTANT))
+        if kind == "PARAMETER" and isinstance(value, torch.Tensor) and first is value:
             parameters += value.numel()
-        given.append(value)
+        given.append(first)
     runner = _runner(program.graph_module, recorder)
     try:
         with quiet(), torch.inference_mode(), KnownValues(), recorder.recording():

@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xsp.cost.held import elements_of
 from xsp.errors import GraphError
 from xsp.graph import keys
 from xsp.graph.modules import Modules
@@ -293,18 +294,22 @@ class Recorder(TorchDispatchMode):
     def _storage(self, tensor: Any) -> Hashable:
         """Return a name for a tensor's storage: its address, which is not reused while this recorder lives."""
         try:
-            storage = tensor.untyped_storage()
-            address = int(storage._cdata)
+            storage = None if tensor.is_nested else tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse and other layouts without storage
+            storage = None
+        if storage is None:
             self._held.append(tensor)
             return ("tensor", id(tensor))
+        address = int(storage._cdata)
         if address not in self._alive:
             self._alive[address] = StorageWeakRef(storage)
         return address
 
     def _bytes(self, tensor: Any) -> int | None:
         try:
-            return int(tensor.untyped_storage().nbytes())
+            if tensor.is_nested:
+                return None
+            return int(getattr(tensor, "_local_tensor", tensor).untyped_storage().nbytes())  # a shard's, of a DTensor
         except (NotImplementedError, RuntimeError):
             return None
 
@@ -356,7 +361,7 @@ class Recorder(TorchDispatchMode):
             place = (storage, 0 if parameter.layout is not torch.strided else parameter.storage_offset())
             if (*place, *parameter.shape) not in self._counted:
                 self._counted.add((*place, *parameter.shape))
-                self.parameters += parameter.numel()
+                self.parameters += elements_of(parameter)
         for each in module.modules():
             for value in vars(each).values():
                 if isinstance(value, torch.ScriptObject) and ("object", id(value)) not in self._counted:
@@ -400,20 +405,44 @@ def flat(value: Any) -> Iterator[Any]:
 
 
 def tensor_of(tensor: Any) -> Tensor:
-    """Return the description of a tensor that an operator sees."""
+    """Return the description of a tensor that an operator sees; sequences of different lengths in one have no shape."""
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested:
+        return Tensor(f"{dtype}:nested", None)
     shape = tuple(map(int, tensor.shape))
     if tensor.layout is not torch.strided:
         return Tensor(f"{dtype}:{str(tensor.layout).removeprefix('torch.')}", shape)
     return Tensor(dtype, shape, None if tensor.is_contiguous() else tuple(map(int, tensor.stride())))
 
 
+def memory_of(tensor: Any) -> Hashable | None:
+    """Return what identifies the memory of a dense tensor that is not empty; None for anything else."""
+    dense = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    if not dense or tensor.is_nested or not tensor.numel():
+        return None
+    place = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
 def held_by(value: Any) -> list[Any]:
-    """Return the tensors in an object of the framework, such as the packed weights of a quantised layer."""
+    """Return the tensors in an object of the framework, such as the packed weights of a quantised layer, each once."""
     try:
-        return list(flat(value.unpack())) if hasattr(value, "unpack") else list(flat(value.__getstate__()))
+        content = value.unpack() if hasattr(value, "unpack") else value.__getstate__()
+        found = {(each.data_ptr(), tuple(each.shape)): each for each in _inside(content)}
     except Exception:  # not every object reveals its content
         return []
+    return list(found.values())
+
+
+def _inside(content: Any) -> Iterator[Any]:
+    """Yield the tensors in the content of an object, also those of objects in it, as a recurrent cell has them."""
+    if isinstance(content, torch.ScriptObject):
+        yield from held_by(content)
+    elif isinstance(content, (tuple, list)):
+        for each in content:
+            yield from _inside(each)
+    else:
+        yield from flat(content)
 
 
 def _told(tensor: Any) -> str:

@@ -157,13 +157,13 @@ def page(found: Rewritten) -> str:
         times = f", {len(those)} times" if len(those) > 1 else ""
         lines += ["", *_wrapped(f"{rule}{times}: {said}", "")]
         if changes is not None:
-            lines += _wrapped(f"changes numbers: {changes}", "  ")
+            lines += _wrapped(f"changes results: {changes}", "  ")
         modules = list(dict.fromkeys(module for each in those for module in each.modules))
         if modules:
             more = f" and {len(modules) - 6} more" if len(modules) > 6 else ""
             lines += _wrapped(f"in {', '.join(modules[:6])}{more}", "  ")
     if not found.changes:
-        lines += ["", "nothing that it could do without is known"]
+        lines += ["", "no removable calls were found"]
     if len(groups) > MOST_LINES:
         lines += ["", f"{len(groups) - MOST_LINES} more; --format json has all"]
     return "\n".join(lines)

@@ -36,7 +36,7 @@ def dead(draft: Draft) -> Iterator[Found]:
     for numbers in of_module.values():
         ops = _names([draft.steps[each] for each in numbers if draft.steps[each].computes])
         if ops:
-            yield Found("dead", tuple(numbers), (), (), f"nobody reads what {ops} computes")
+            yield Found("dead", tuple(numbers), (), (), f"the result of {ops} is never read")
 
 
 def _names(steps: Sequence[Step]) -> str:
@@ -85,7 +85,7 @@ def equal(draft: Draft) -> Iterator[Found]:
         ops = _names([draft.steps[number] for _, number in those])
         where = draft.steps[those[0][0]].module
         there = f" in {where}" if where and where != module else ""
-        said = f"{ops} computes again what is computed before{there}"
+        said = f"{ops} computes again a result that was computed before{there}"
         yield Found("equal", (*views, *(number for _, number in those)), tuple(first for first, _ in those), (), said)
         views = ()
 
@@ -130,7 +130,7 @@ def _copy(draft: Draft) -> Found | None:
         draft.remove([number])
         swept = draft.sweep()
         return Found(
-            "copy", (number, *swept), (), (), f"nobody writes to the copy that {step.op} makes, nor to what it is of"
+            "copy", (number, *swept), (), (), f"neither the copy that {step.op} makes nor its original is written to"
         )
     return None
 
@@ -197,7 +197,7 @@ def _copy_of_copy(draft: Draft) -> Found | None:
             draft.read_instead({(number, 0): (added[-1], 0)})
             gone = (at[0], *chain, number)
             draft.remove(gone)
-            return Found("copy", gone, (), tuple(added), f"{last.op} copies what {first.op} has copied just before")
+            return Found("copy", gone, (), tuple(added), f"{last.op} copies what {first.op} has just copied")
         draft.remove(added)
     return None
 
@@ -409,7 +409,7 @@ def norms(draft: Draft) -> Iterator[Found]:
             continue
         place = norm.takes[0][0]
         added = _folded(draft, place, number, (weight, bias, scale, shift, mean, variance))
-        said = f"batch norm in evaluation, which {before.op} before it can do with other weights"
+        said = f"batch norm in evaluation mode, which can be folded into the weights of the {before.op} before it"
         yield Found("norm", (place, number), (), (added,), said)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from xsp.graph import work
 from xsp.graph.measures import critical, measures
 from xsp.graph.node import Graph, KnownBy
 from xsp.graph.text import amount, shapes
-from xsp.sections import Branch, Section, Table, Text, Tree
+from xsp.sections import Branch, Cell, Section, Table, Text, Tree
 
 NAME = "graph"
 
@@ -69,41 +69,47 @@ def section(graph: Graph) -> Section:
     rows = tuple((name.replace("_", " "), found[name]) for name in SHOWN)
     parts: list[sections.Part] = [Text(about), Table(("measure", "value"), rows, "Measures")]
     if graph.problems:
-        parts.append(Table(("where", "what could not be seen"), tuple((p.where, p.reason) for p in graph.problems)))
+        parts.append(Table(("where", "what could not be captured"), tuple((p.where, p.reason) for p in graph.problems)))
     if len(graph.nodes) <= MOST_NODES:
         parts.append(_tree(graph))
     else:
-        parts.append(Text(f"Its {len(graph.nodes):,} calls are not shown singly, as up to {MOST_NODES:,} are."))
+        parts.append(Text(f"Its {len(graph.nodes):,} calls are not listed; the limit is {MOST_NODES:,}."))
     return Section("Graph", tuple(parts))
+
+
+def branch(
+    name: str, module: Module, leaf: Callable[[int], Branch], sums: Callable[[Sequence[int]], tuple[Cell, ...]]
+) -> Branch:
+    """Return a module as a branch, with its calls and then its inner modules; it is marked if one of these is.
+
+    Args:
+        name: name of the module.
+        module: a module of `tree`.
+        leaf: function from the place of a call in the graph to its branch.
+        sums: function from the places of all calls in a module to the cells of its branch.
+    """
+    calls = tuple(map(leaf, module.nodes))
+    inside = tuple(branch(part, each, leaf, sums) for part, each in module.inside.items())
+    marked = any(each.marked for each in (*calls, *inside))
+    return Branch(name, sums(list(_all(module))), marked, (*calls, *inside))
 
 
 def _tree(graph: Graph) -> Tree:
     path = set(critical(graph))
     mark = "" if graph.known_by is KnownBy.ORDER else "calls on the longest path"
-    columns = ("inputs", "FLOPs", "bytes")
-    return Tree(
-        columns,
-        (_branch(graph, "the step", tree(graph, sections.MOST_LEVELS - 3), path),),
-        "Modules and their calls",
-        mark,
-    )
 
+    def leaf(number: int) -> Branch:
+        node = graph.nodes[number]
+        cells = shapes(node), amount(work.flops_of(node)), amount(work.bytes_of(node), "B")
+        return Branch(node.call.op, cells, number in path)
 
-def _branch(graph: Graph, name: str, module: Module, path: set[int]) -> Branch:
-    """Return a module as a branch, with its calls and then its inner modules."""
-    calls = tuple(
-        Branch(
-            node.call.op,
-            (shapes(node), amount(work.flops_of(node)), amount(work.bytes_of(node), "B")),
-            number in path,
-        )
-        for number, node in ((number, graph.nodes[number]) for number in module.nodes)
-    )
-    inside = tuple(_branch(graph, part, each, path) for part, each in module.inside.items())
-    nodes = [graph.nodes[number] for number in _all(module)]
-    flops, moved = _sum(work.flops_of(each) for each in nodes), _sum(work.bytes_of(each) for each in nodes)
-    figures = (f"{len(nodes):,} calls", f"{amount(flops)} FLOPs", amount(moved, "B"))
-    return Branch(name, figures, any(each.marked for each in (*calls, *inside)), (*calls, *inside))
+    def sums(numbers: Sequence[int]) -> tuple[Cell, ...]:
+        nodes = [graph.nodes[number] for number in numbers]
+        flops, moved = _sum(work.flops_of(each) for each in nodes), _sum(work.bytes_of(each) for each in nodes)
+        return f"{len(nodes):,} calls", f"{amount(flops)} FLOPs", amount(moved, "B")
+
+    whole = branch("the step", tree(graph, sections.MOST_LEVELS - 3), leaf, sums)
+    return Tree(("inputs", "FLOPs", "bytes"), (whole,), "Modules and their calls", mark)
 
 
 def _all(module: Module) -> Iterator[int]:

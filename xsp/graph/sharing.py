@@ -76,13 +76,13 @@ def read(
         UsageError: a pattern matches no model of the corpus.
     """
     if not (path / corpus.FILE).is_file():
-        raise GraphError(f"{path}: no corpus; make one: xsp graph --all torchvision --out {path}")
+        raise GraphError(f"{path}: not a corpus; make one: xsp graph --all torchvision --out {path}")
     rows = list({row["spec"]: row for row in corpus.rows(path)}.values())
     if not rows:
-        raise GraphError(f"{path}: {corpus.FILE} names no model; go on: xsp graph --all torchvision --out {path}")
+        raise GraphError(f"{path}: {corpus.FILE} lists no models; continue: xsp graph --all torchvision --out {path}")
     for pattern in only:
         if not any(fnmatchcase(row["spec"], pattern) for row in rows):
-            raise UsageError(f"no model of {path} is {pattern!r}{nearest(pattern, [row['spec'] for row in rows])}")
+            raise UsageError(f"no model of {path} matches {pattern!r}{nearest(pattern, [row['spec'] for row in rows])}")
     chosen = [row for row in rows if not only or any(fnmatchcase(row["spec"], pattern) for pattern in only)]
     members, holes = [], []
     for done, row in enumerate(chosen):

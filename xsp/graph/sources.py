@@ -70,14 +70,16 @@ def of(
     Raises:
         GraphError: there is no graph; the message is the reason.
         ModelError: there is no such model, or its library is missing.
-        UsageError: the source has a fixed step, and another batch size or kind of step is requested.
+        UsageError: the batch is empty, or the source has a fixed step and another batch or kind of step is requested.
     """
     asked = {
         "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode,
         "sizes": sizes, "by": by,
     }  # fmt: skip
     if by not in BY:
-        raise UsageError(f"there is no way {by!r} to a graph; there are {', '.join(BY)}")
+        raise UsageError(f"a graph cannot be made by {by!r}; there are {', '.join(BY)}")
+    if batch is not None and batch < 1:
+        raise UsageError(f"a batch of {batch} samples has no step: give a number above 0")
     check(what, asked)
     settings = Settings(
         batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence, prefill=prefill, decode=decode
@@ -103,7 +105,7 @@ def of(
 
         return captured.of_module(what, args, dict(kwargs or {}), settings, batch)
     raise UsageError(
-        f"a graph of {type(what).__name__}: give the name of a model, a path, or a module and its arguments"
+        f"cannot make a graph of {type(what).__name__}: give the name of a model, a path, or a module and its arguments"
     )
 
 
@@ -121,11 +123,9 @@ def check(what: Any, asked: Mapping[str, Any]) -> None:
     if left:
         named = what if isinstance(what, (str, Path)) else getattr(what, "name", None) or type(what).__name__
         if "sizes" in left:
-            raise UsageError(f"{named} has no dimensions with names, which --size is for: omit it")
+            raise UsageError(f"{named} has no named dimensions: omit --size")
         typed = sorted(_TYPED.get(each, f"--{each}") for each in left)
-        raise UsageError(
-            f"{named} is of a step that is made already, which {', '.join(typed)} would not change: omit it"
-        )
+        raise UsageError(f"{named} has a fixed step, which {', '.join(typed)} cannot change: omit it")
 
 
 def chosen(asked: Mapping[str, Any]) -> set[str]:

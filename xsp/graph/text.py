@@ -67,7 +67,7 @@ def _line(name: str, value: str, note: str) -> str:
 
 def _measures(graph: Graph, found: dict[str, Any]) -> list[tuple[str, str, str]]:
     computing = found["computing"]
-    share = f"{100 * found['unique'] / computing:.1f} % of the computing ones" if computing else ""
+    share = f"{100 * found['unique'] / computing:.1f} % of the computing nodes" if computing else ""
     other = [f"{found[name]} {name}" for name in ("views", "creates", "random", "opaque") if found[name]]
     unknown = found["flops_unknown"], found["bytes_unknown"]
     path = f"computing nodes; width {found['width']}, parallelism {found['parallelism']}"
@@ -82,7 +82,7 @@ def _measures(graph: Graph, found: dict[str, Any]) -> list[tuple[str, str, str]]
         ("bytes", amount(found["bytes"], "B"), _partly("compulsory", unknown[1], found["bytes_at_least"])),
         ("longest path", _whole(found["longest_path"]), "" if graph.known_by is KnownBy.ORDER else path),
         ("diameter", _whole(found["diameter"]), _diameter(graph, found)),
-        ("activations", amount(found["peak_activation_bytes"], "B"), "alive at once, at most"),
+        ("activations", amount(found["peak_activation_bytes"], "B"), "most that are alive at once"),
     ]
 
 
@@ -101,7 +101,7 @@ def _whole(value: int | None) -> str:
 
 
 def _partly(convention: str, unknown: int, least: int) -> str:
-    return f"unknown of {unknown:,} nodes; the others: {amount(least)}" if unknown else convention
+    return f"unknown for {unknown:,} nodes; the others: {amount(least)}" if unknown else convention
 
 
 def _operators(graph: Graph) -> list[str]:

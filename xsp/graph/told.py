@@ -182,11 +182,11 @@ def _operator(torch: Any, said: Told) -> Any:
         ValueError: the operator is not of ATen, or has other arguments in this torch.
     """
     if not said.op.startswith(VOCABULARY):
-        raise ValueError("no operator of ATen")
+        raise ValueError("not an operator of ATen")
     packet = getattr(torch.ops.aten, said.op.removeprefix(VOCABULARY))
     found = getattr(packet, said.overload or "default")
     if len(found._schema.arguments) < len(said.shapes):
-        raise ValueError("this torch has it with other arguments")
+        raise ValueError("its arguments are different in this torch")
     return found
 
 
@@ -214,13 +214,13 @@ def _value(torch: Any, said: Told, place: int, argument: Any) -> tuple[Any, Any]
         if argument.name in dict(said.texts):
             return dict(said.texts)[argument.name], None
         if not (argument.has_default_value() or optional):
-            raise ValueError(f"a trace does not tell its {argument.name}")
+            raise ValueError(f"the trace does not have its {argument.name}")
         return (argument.default_value if argument.has_default_value() else None), UNKNOWN
     if optional:
         return None, None
     if argument.has_default_value():
         return argument.default_value, None
-    raise ValueError(f"a trace does not tell its {argument.name}")
+    raise ValueError(f"the trace does not have its {argument.name}")
 
 
 def _may_be_number(tensor: Tensor) -> bool:

@@ -4,7 +4,8 @@ FLOPs follow the convention of `xsp.cost.flops`: a multiply-add is two operation
 attention are counted, other operators have none. Formulas for composite operators, which a trace never shows as the
 innermost, and for nodes of ONNX are here. A call that may multiply matrices and has no formula is unknown, not 0.
 
-Bytes are compulsory traffic as in `xsp.cost.traffic`: each input is read once, each output is written once.
+Bytes are compulsory traffic as in `xsp.cost.traffic`: each input is read once, each output is written once, and of a
+tensor that is changed at indices only the selected elements count.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from math import prod
 from typing import Any
 
 from xsp.cost import flops as of_traces
-from xsp.graph.node import OBJECT, Call, Node, NodeKind, Tensor
+from xsp.cost import traffic
+from xsp.cost.inputs import broadcast
+from xsp.graph.node import OBJECT, SIZES, Call, Node, NodeKind, Tensor
 
 LOOK_UPS = frozenset(
     [
@@ -25,11 +28,21 @@ LOOK_UPS = frozenset(
 )
 """Operators that read as many bytes of their first tensor as they write."""
 
+OVERWRITE = frozenset(f"aten::{name}" for name in traffic.OVERWRITTEN)
+"""Operators that write their first tensor without reading it."""
+
+IN_PART = frozenset(f"aten::{name}" for name in traffic.IN_PART)
+"""Operators that change only the elements of their first tensor that indices select."""
+
 BAGS = frozenset(f"aten::{name}" for name in "embedding_bag _embedding_bag _embedding_bag_forward_only".split())
 """Operators that read as many rows of their first tensor as their second one has elements, and return sums of them."""
 
 ROUTED = frozenset(["aten::_grouped_mm"])
 """Operators whose second tensor is a stack of matrices, of which they read those to which rows are routed."""
+
+ON_LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
+CHANGED_LISTS = frozenset("self params exp_avgs exp_avg_sqs max_exp_avg_sqs momentum_buffer_list state_sums".split())
+"""Names of operators on lists, and of those of their lists that they change if they work in place."""
 
 ASK_SIZES = frozenset(["onnx::Shape", "onnx::Size"])
 """Operators that do not read the content of their tensor."""
@@ -42,6 +55,8 @@ KINETO = {
     "int64": "long int", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "float", "float64": "double",
     "complex64": "c10::complex<float>", "complex128": "c10::complex<double>",
 }  # fmt: skip
+
+CONVOLUTIONS = frozenset(f"aten::conv{dimensions}d" for dimensions in (1, 2, 3))
 
 MAY_MULTIPLY = re.compile(rf"{of_traces.PRODUCTS}|:(inner|cov|corrcoef|_transformer_encoder_layer_fwd)$")
 """Operators that multiply matrices, also those that a trace never shows as the innermost."""
@@ -60,10 +75,14 @@ def bytes_of(node: Node) -> int | None:
         return None
     if call.op in ASK_SIZES:
         return sum(each.bytes or 0 for each in call.outputs)
+    if call.op in IN_PART:
+        return _of_a_part(call)
     read = [each.bytes for each in call.inputs]
     written = [each.bytes for each in call.outputs]
     if call.op in LOOK_UPS and read and written:
         read[0] = written[0]
+    if call.op in OVERWRITE and read:
+        read[0] = 0
     if None in read or None in written:
         return None
     if call.op in BAGS and len(read) > 1:
@@ -71,12 +90,51 @@ def bytes_of(node: Node) -> int | None:
         read[0] = min(rows, chosen) * ((read[0] or 0) // max(1, rows))
     if call.op in ROUTED and len(read) > 1:
         read[1] = _routed(call, read[1] or 0)
-    return sum(filter(None, read)) + sum(filter(None, written))
+    return sum(filter(None, read)) + sum(filter(None, written)) + _changed_in_lists(call)
+
+
+def _changed_in_lists(call: Call) -> int:
+    """Return the bytes that an in-place operator on lists writes: it returns none of the tensors that it changes."""
+    if call.outputs or not call.op.endswith("_") or not call.op.startswith(ON_LISTS):
+        return 0
+    changed = [value for name, value in call.arguments if name in CHANGED_LISTS and isinstance(value, tuple)]
+    return sum(each.bytes or 0 for value in changed for each in value if isinstance(each, Tensor))
+
+
+def _of_a_part(call: Call) -> int | None:
+    """Return the bytes that a call moves that changes the elements of its first tensor at indices; None if unknown."""
+    arguments = [value for _, value in call.arguments]
+    try:
+        if isinstance(arguments[1], tuple):
+            return _of_put(*arguments[:3], adds=len(arguments) > 3 and arguments[3] is True)
+        moved = traffic.traffic(call.op, *_in_kineto(call))
+    except (LookupError, ValueError, TypeError, AttributeError):
+        return None
+    return None if moved is None else sum(moved)
+
+
+def _of_put(target: Tensor, indices: tuple[Tensor | None, ...], values: Tensor, *, adds: bool) -> int:
+    """Return the bytes of `target[indices] = values`, or `+=`; of a mask as many elements count as there are values."""
+    chosen = [each for each in indices if each is not None]
+    if any(each.dtype in ("bool", "uint8") for each in chosen):
+        count = prod(_shape(values))
+    else:
+        at = broadcast(*(_shape(each) for each in chosen)) if chosen else []
+        others = [size for place, size in enumerate(_shape(target)) if place >= len(indices) or indices[place] is None]
+        count = prod(at) * prod(others)
+    read = [each.bytes for each in (*chosen, values)]
+    if None in read:
+        raise ValueError("unknown size")
+    return sum(filter(None, read)) + (1 + adds) * count * SIZES[target.dtype or ""]
 
 
 def _holds_objects(call: Call) -> bool:
-    """Return whether an argument is an object that holds tensors, such as packed weights of quantised layers."""
-    return any(isinstance(value, str) and value.startswith(OBJECT) for _, value in call.arguments)
+    """Return whether an argument is an object that holds tensors, or a list of them: packed weights, for example."""
+    return any(
+        isinstance(each, str) and each.startswith(OBJECT)
+        for _, value in call.arguments
+        for each in (value if isinstance(value, tuple) else (value,))
+    )
 
 
 def _is_unlike(call: Call) -> bool:
@@ -119,7 +177,14 @@ def flops_of(node: Node) -> int | None:
 
 
 def _as_in_a_trace(call: Call) -> int | None:
-    """Return the operations by the formulas for traces, which read shapes and options in Kineto's notation."""
+    """Return the operations by the formulas for traces."""
+    shapes, dtypes, scalars = _in_kineto(call)
+    result = call.outputs[0].shape if call.outputs else None
+    return of_traces.flops(call.op, shapes, scalars, dtypes, result)
+
+
+def _in_kineto(call: Call) -> tuple[list[Any], list[str], list[Any]]:
+    """Return shapes, types and options of a call in Kineto's notation, which the formulas for traces read."""
     shapes: list[Any] = []
     scalars: list[Any] = []
     dtypes: list[str] = []
@@ -128,8 +193,9 @@ def _as_in_a_trace(call: Call) -> int | None:
         shapes.append([] if tensor is None or tensor.shape is None else list(tensor.shape))
         dtypes.append("" if tensor is None else KINETO.get(tensor.dtype or "", ""))
         scalars.append("" if tensor is not None or value is None else _as_text(value))
-    result = call.outputs[0].shape if call.outputs else None
-    return of_traces.flops(call.op, shapes, scalars, dtypes, result)
+    if call.op in CONVOLUTIONS and len(shapes) > 1 and len(shapes[1]) == len(shapes[0]) + 1:  # an image without batch
+        shapes[0] = [1, *shapes[0]]
+    return shapes, dtypes, scalars
 
 
 def _as_text(value: Any) -> str:
@@ -169,7 +235,7 @@ def _summed(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
     """Return the operations of an einsum: a multiply-add per combination of indices (`...` included) and factor."""
     left = equation.replace(" ", "").partition("->")[0].split(",")
     if len(left) != len(shapes) or len(left) < 2:
-        return 0 if len(left) == 1 else _raise("not as many shapes as the equation has parts")
+        return 0 if len(left) == 1 else _raise("the number of shapes differs from that of the equation's operands")
     size: dict[str, int] = {}
     for part, shape in zip(left, shapes, strict=True):
         letters = part.replace("...", "")

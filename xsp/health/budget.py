@@ -32,7 +32,7 @@ def _kept(budget: Budget, asked: float) -> Finding:
     text = f"profiling added {spent:.2f} % to the loop's own time [{low:.2f}, {high:.2f}], the budget is {asked:g} %"
     if spent <= asked:
         return Finding(Severity.GOOD, "budget", text)
-    text += ": the first steps of each rung cost more than the budget allowed so far; run more steps, or fewer levels"
+    text += ": the first steps of each rung cost more than the budget allowed so far; run more steps or fewer levels"
     return Finding(Severity.WARNING if low > asked else Severity.NOTE, "budget", text)
 
 

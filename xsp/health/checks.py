@@ -101,7 +101,7 @@ def _ranks(trace: Trace) -> list[Finding]:
         text = f"missing {size - len(here)} of {size} ranks: {', '.join(map(str, named))}{more}"
         findings.append(Finding(Severity.WARNING, "ranks", text, "B"))
     if len(ranks) > 1:
-        text = f"{len(ranks)} ranks are in this trace; the merged step and its figures are of rank {min(here)}"
+        text = f"{len(ranks)} ranks are in this trace; the merged step and its figures are those of rank {min(here)}"
         findings.append(Finding(Severity.NOTE, "ranks", text))
     return findings
 
@@ -214,7 +214,7 @@ def _structure(trace: Trace) -> list[Finding]:
         f"WHERE kind = '{Kind.STEP}' AND timed AND rank = (SELECT min(rank) FROM alike)",
     )
     if others:
-        text = f"{others} timed steps differ in structure from the {_alike(trace)} that the figures are of"
+        text = f"{others} timed steps differ in structure from the {_alike(trace)} that the figures come from"
         findings.append(Finding(Severity.NOTE, "steps", text))
     rows = trace.con.execute(
         """

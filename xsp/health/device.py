@@ -36,12 +36,12 @@ class _Stacks(NamedTuple):
     """The best grade if the verdict is about the host."""
 
 
-_LONGER = "longer, by an unknown share"
+_LONGER = "longer, by an unknown amount"
 
 STACKS = {
-    PYTHON_FRAMES: _Stacks("Python's stack was", "with_stack", "the host takes a fifth to a third longer for it", "C"),
+    PYTHON_FRAMES: _Stacks("Python's stack was", "with_stack", "the host takes a fifth to a third longer", "C"),
     CUDA_BACKTRACES: _Stacks(
-        "backtraces of CUDA's calls were", "--cudabacktrace", f"calls that launch take {_LONGER}", "C"
+        "backtraces of CUDA's calls were", "--cudabacktrace", f"launch calls take {_LONGER}", "C"
     ),
     OS_BACKTRACES: _Stacks(
         "backtraces of the operating system's calls were", "--trace=osrt", f"the host takes {_LONGER}", "B"
@@ -122,7 +122,7 @@ def _launches(trace: Trace, work: _Work) -> Iterator[Finding]:
         f"{missing} of {work.spans} kernels and copies ({100 * share:.3g} % of their time) have no launch in the trace"
     )
     if early:
-        text += f"; {early} of them began before its first launch: the window cuts them off from what launched them"
+        text += f"; {early} of them began before its first launch: they were launched before the recording began"
     yield Finding(Severity.WARNING, "launches", text, "D" if share > MOST else "C" if share > MANY else "B")
 
 

@@ -88,10 +88,10 @@ def _bound(trace: Trace) -> Iterator[Finding]:
         return
     if own.disturbed:
         after = "right after recorded ones" if own.disturbed == 2 else "soon after recorded ones"
-        text = f"few steps ran undisturbed: the loop's figures are of steps {after}, which may be slow; run more steps"
+        text = f"few undisturbed steps: the loop's figures are from steps {after}, which may be slow; run more steps"
         if not own.is_known:
             text = (
-                f"only short steps {after} ran bare, which may take twice as long: the time of the loop is unknown, "
+                f"all bare steps are short and ran {after}, so they may take twice as long: the loop time is unknown, "
                 "and A1's latency may be up to twice that of the step; run more steps"
             )
         is_note = own.disturbed == 1 and own.is_known
@@ -101,8 +101,8 @@ def _bound(trace: Trace) -> Iterator[Finding]:
         return
     waits = own.data_ns / own.mean_ns
     text = (
-        f"of an iteration of {own.mean_ns / 1e6:.4g} ms the step takes {100 * computing:.0f} %, waiting for data "
-        f"{100 * waits:.0f} %, other work between steps {100 * (1 - computing - waits):.0f} %: "
+        f"an iteration takes {own.mean_ns / 1e6:.4g} ms: step {100 * computing:.0f} %, waiting for data "
+        f"{100 * waits:.0f} %, other work between steps {100 * (1 - computing - waits):.0f} %; "
         "the throughput of the program is that of the loop, not of the step"
     )
     yield Finding(Severity.WARNING, "data" if waits > (1 - computing) / 2 else "loop", text, "B")
@@ -118,7 +118,7 @@ def _mixed(trace: Trace) -> Iterator[Finding]:
     if share >= MIXED:
         named = ", ".join(f"{names.get(each.kind, each.kind)} ({100 * each.share:.0f} %)" for each in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        text = f"{100 * share:.0f} % of the loop's time are steps of other kinds: {named}{more}; --kind shows them"
+        text = f"steps of other kinds take {100 * share:.0f} % of the loop's time: {named}{more}; --kind shows them"
         yield Finding(Severity.WARNING, "kinds", text, "B")
     elif others:
         count = sum(each.steps for each in others)
@@ -133,7 +133,7 @@ def _mixed(trace: Trace) -> Iterator[Finding]:
         text = f"the time of the loop is unknown for {named}{more}: too few of these short steps ran undisturbed"
         yield Finding(Severity.NOTE, "loop", f"{text}; run more steps")
     for each in missing:
-        text = f"no step of the kind {names.get(each.kind, each.kind)} was recorded, {each.steps} ran"
+        text = f"no step of kind {names.get(each.kind, each.kind)} was recorded; {each.steps} ran"
         yield Finding(Severity.WARNING, "kinds", text, "B")
 
 
@@ -145,8 +145,8 @@ def _guessed(trace: Trace) -> Iterator[Finding]:
             ", whose inputs have one dimension and may be one sample" if all(len(each) == 1 for each in shapes) else ""
         )
         text = (
-            f"samples of a step are guessed from its calls ({kind['batch_size']}){flat}: "
-            "say --batch-size N, batch_size=N or prof.step(batch_size=N)"
+            f"the samples per step are guessed from its calls ({kind['batch_size']}){flat}: "
+            "set --batch-size N, batch_size=N or prof.step(batch_size=N)"
         )
         yield Finding(Severity.WARNING, "samples", text, "B")
 
@@ -166,24 +166,24 @@ def _cold(trace: Trace) -> Iterator[Finding]:
 
 def _drifts(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning."""
-    alike = f"WITH {UNDISTURBED}, alike_bare AS (SELECT step, dur_ns FROM undisturbed WHERE {OF_ALIKE})"
+    alike = f"WITH {UNDISTURBED}, alike_bare AS (SELECT * FROM undisturbed WHERE {OF_ALIKE})"
     ((count,),) = trace.con.execute(f"{alike} SELECT count(*) FROM alike_bare").fetchall()
     if count < FEW:
         return
-    rows = trace.con.execute(f"{alike} SELECT step, dur_ns FROM alike_bare ORDER BY step").fetchall()
-    steps, durations = zip(*rows, strict=True)
+    rows = trace.con.execute(f"{alike} SELECT step, dur_ns, steps FROM alike_bare ORDER BY step").fetchall()
+    steps, durations, counts = zip(*rows, strict=True)
     change = _change(durations)
     if change is None:
         return
     cold = _warms_up(steps, durations) if change < 0 else 0
     if cold:
         times = summary.percentile(durations[:cold], 0.5) / summary.percentile(durations[cold:], 0.5)
-        text = f"the first {cold} of the {len(steps)} unrecorded steps take {times:.2g} times as long as the others: "
-        text += "the program warms up, and its loop contains that; run more steps"
+        text = f"the first {sum(counts[:cold])} of the {sum(counts)} unrecorded steps take {times:.2g} times as long "
+        text += "as the others: the program warms up, and the loop's figures include that; run more steps"
         yield Finding(Severity.NOTE, "warm-up", text)
         return
     more = "longer" if change > 0 else "shorter"
-    text = f"steps take {100 * abs(change):.0f} % {more} at the run's end than at its beginning: `phases-over-time`"
+    text = f"steps take {100 * abs(change):.0f} % {more} at the run's end than at its beginning; see `phases-over-time`"
     yield Finding(Severity.WARNING, "drift", text, "B")
 
 
@@ -211,16 +211,16 @@ def _warms_up(steps: Sequence[int], durations: Sequence[float]) -> int:
 
 def _uncertain(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if steady steps differ so much that the latency of a step is uncertain."""
-    steps = [each.dur_ns for each in iterations.steady_steps(trace.con, trace.run)]
-    ends = summary.drifting_interval(steps)
+    steps = iterations.steady_steps(trace.con, trace.run)
+    ends = iterations.spread_interval(steps)
     if ends is None:
         return
-    middle = summary.trimmed_mean(steps)
+    middle = iterations.mean_ns(steps)
     if ends.hi - ends.lo > 2 * WIDE * middle:
         text = (
-            f"{len(steps)} steady steps leave the step's latency between {ends.lo / 1e6:.3g} and "
-            f"{ends.hi / 1e6:.3g} ms: the run is too short for how much they differ; "
-            "let it do more steps, on a machine that does nothing else"
+            f"from {iterations.count_of(steps)} steady steps the step's latency is only known to be between "
+            f"{ends.lo / 1e6:.3g} and {ends.hi / 1e6:.3g} ms: the steps vary too much for so short a run; "
+            "run more steps, on an otherwise idle machine"
         )
         yield Finding(Severity.WARNING, "latency", text, "B")
 

@@ -158,7 +158,7 @@ def _match(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
             con.execute("CREATE OR REPLACE TEMP TABLE chakra_pairs AS FROM chakra_tried")
     con.execute("DROP TABLE chakra_tried")
     if not best:
-        raise TraceError(f"{source}: none of its {nodes} operators is in the trace; it was recorded beside another one")
+        raise TraceError(f"{source}: none of its {nodes} operators is in the trace; it was recorded with another trace")
     losses.note(f"{Path(source).name}: {best} of its {nodes} operators and named blocks were found in the trace")
     if numbered < nodes:
         losses.skipped["operators of the execution trace without rf_id"] += nodes - numbered

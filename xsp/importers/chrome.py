@@ -52,11 +52,12 @@ class Chrome(TableImporter):
         with open(source, "rb") as file:
             if _is_protobuf(file.read(64), source):
                 raise TraceError(
-                    f"{source}: is in Perfetto's binary format, which is not read; convert it first: "
+                    f"{source}: is in Perfetto's binary format, which xsp does not read; convert it first: "
                     f"traceconv json {shlex.quote(Path(source).name)} trace.json"
                 )
         around = traceevents.read(con, source, _Needed())
         if con.execute(_FROM_TORCH).fetchall():
+            con.execute("DROP TABLE events")  # as large as the file, and not needed any more
             return Kineto().fill(con, source)
         losses = Losses(self.name)
         if around.open:
@@ -143,7 +144,8 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     for reasons, reason, rows in (
         (losses.changed, "spans without an end, taken to last until the last event", "chrome_pairs WHERE no_end"),
         (losses.skipped, "ends without a begin", "chrome_pairs WHERE no_begin"),
-        (losses.skipped, "asynchronous spans without an end, a begin or an id", "chrome_async WHERE begins <> ends"),
+        (losses.skipped, "asynchronous spans without an end, a begin or an id",
+         "chrome_async WHERE no_begin OR no_end"),
         (losses.skipped, "projections of host spans onto the device", f"events e JOIN chrome_places p {_SAME} "
                                                                       "WHERE ph = 'X' AND projected"),
     ):  # fmt: skip
@@ -218,29 +220,44 @@ _WHOLE = rf"""
     FROM events e JOIN chrome_places p {_SAME} WHERE ph = 'X' AND NOT projected
 """
 
-_PAIRS = """
+
+def _brackets(begins: str, ends: str, line: str) -> str:
+    """Return the SQL of begin events paired with end events, like brackets.
+
+    Within a line each event gets its nesting depth; at one depth begins and ends alternate. An end that lowers the
+    depth below its minimum so far has no begin, and sets a new minimum.
+
+    Args:
+        begins: the phases of begin events, as a list in SQL.
+        ends: the phases of end events, likewise.
+        line: the columns in which the events of a line agree.
+    """
+    order = f"(PARTITION BY {line} ORDER BY ts_ns, number)"
+    return f"""
     WITH walked AS (
-        SELECT *, sum(CASE ph WHEN 'B' THEN 1 ELSE -1 END) OVER line AS running
-        FROM events WHERE ph IN ('B', 'E') WINDOW line AS (PARTITION BY pid, tid ORDER BY ts_ns, number)
+        SELECT *, ph IN ({begins}) AS begins, sum(CASE WHEN ph IN ({begins}) THEN 1 ELSE -1 END) OVER {order} AS running
+        FROM events WHERE ph IN ({begins}, {ends})
     ), grounded AS (
-        SELECT *, least(0, min(running) OVER line) AS ground FROM walked
-        WINDOW line AS (PARTITION BY pid, tid ORDER BY ts_ns, number)
+        SELECT *, least(0, min(running) OVER {order}) AS ground FROM walked
     ), levelled AS (
-        SELECT *, running - ground + CASE ph WHEN 'E' THEN 1 ELSE 0 END AS depth,
-               ph = 'E' AND ground < coalesce(lag(ground) OVER line, 0) AS no_begin
-        FROM grounded WINDOW line AS (PARTITION BY pid, tid ORDER BY ts_ns, number)
+        SELECT *, running - ground + CASE WHEN begins THEN 0 ELSE 1 END AS depth,
+               NOT begins AND ground < coalesce(lag(ground) OVER {order}, 0) AS no_begin
+        FROM grounded
     ), paired AS (
-        SELECT *, CASE WHEN lead(ph) OVER box = 'E' THEN lead(ts_ns) OVER box END AS end_ns
-        FROM levelled WHERE NOT no_begin WINDOW box AS (PARTITION BY pid, tid, depth ORDER BY ts_ns, number)
+        SELECT *, CASE WHEN NOT lead(begins) OVER box THEN lead(ts_ns) OVER box END AS end_ns
+        FROM levelled WHERE NOT no_begin WINDOW box AS (PARTITION BY {line}, depth ORDER BY ts_ns, number)
     )
     SELECT number, name, pid, tid, ts_ns, coalesce(end_ns, greatest(ts_ns, (SELECT max(ts_ns + coalesce(dur_ns, 0))
                FROM events WHERE ph IN ('X', 'B', 'E')))) AS end_ns,
            end_ns IS NULL AS no_end, false AS no_begin
-    FROM paired WHERE ph = 'B'
+    FROM paired WHERE begins
     UNION ALL SELECT number, name, pid, tid, ts_ns, ts_ns, false, true FROM levelled WHERE no_begin
-"""
-"""Begin events (B) paired with end events (E). Within a thread each event gets its nesting depth; at one depth begins
-and ends alternate. An end that lowers the depth below its minimum so far has no begin, and sets a new minimum."""
+    """
+
+
+_PAIRS = _brackets("'B'", "'E'", "pid, tid")
+_ASYNC = _brackets("'b', 'S'", "'e', 'F'", "pid, cat, id, name, CASE WHEN id IS NULL THEN number END")
+"""Asynchronous spans of one id and one name nest; without an id, no end belongs to a begin."""
 
 _PLACED = "process, thread, device, stream"
 _HOST = f"""
@@ -255,20 +272,8 @@ _PAIRED = f"""
     FROM chrome_pairs e JOIN chrome_places p {_SAME} WHERE NOT no_begin AND NOT projected
 """
 
-_ASYNC = """
-    SELECT pid, cat, id, any_value(name) AS name, place, min(number) AS number, min(tid) AS tid,
-           count(*) FILTER (begins) AS begins, count(*) FILTER (NOT begins) AS ends,
-           min(ts_ns) AS ts_ns, max(ts_ns) AS end_ns
-    FROM (
-        SELECT *, ph IN ('b', 'S') AS begins, row_number() OVER (
-            PARTITION BY pid, cat, id, name, ph IN ('b', 'S') ORDER BY ts_ns, number) AS place
-        FROM events WHERE ph IN ('b', 'e', 'S', 'F')
-    ) GROUP BY pid, cat, id, CASE WHEN id IS NULL THEN number END, name, place
-"""
-"""Asynchronous spans: the n-th begin of an id and a name is paired with the n-th end."""
-
 _PAIRED_ASYNC = f"""
     SELECT number, {_NAME} AS name, process, ts_ns AS start_ns, end_ns - ts_ns AS dur_ns, 'ok' AS status,
            {int(Level.APPLICATION)} AS level, '{Kind.USER}' AS kind, 'chrome' AS collector, false AS replayed
-    FROM chrome_async e JOIN chrome_places p {_SAME} WHERE begins = 1 AND ends = 1
+    FROM chrome_async e JOIN chrome_places p {_SAME} WHERE NOT no_begin AND NOT no_end
 """

@@ -27,10 +27,10 @@ def run_of(text: str, losses: Losses) -> Run | None:
     except (ValueError, TypeError, AttributeError, RecursionError):
         claimed = Run.of({})
     if claimed.id is None or not _ID.fullmatch(claimed.id):
-        losses.changed["description of a run that is none"] += 1
+        losses.changed["description of a run that is not valid"] += 1
         return None
     for name in claimed.misfits:
-        losses.changed[f"field {name} of a run left out: it has another type than xsp's"] += 1
+        losses.changed[f"field {name} of a run left out: it does not have xsp's type"] += 1
     return Run.of({name: value for name, value in claimed.items() if name not in _ELSEWHERE})
 
 
@@ -46,7 +46,7 @@ def device(name: str, sms: Any, memory_bytes: Any, major: Any, minor: Any, warp_
 
 
 def _refuse(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 _ELSEWHERE = frozenset({"format", "parts", "ranks", "imported", "received", "delivery"})

@@ -11,6 +11,7 @@ and a span id, so a span that is read twice counts once. Rows of a source withou
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,11 @@ CPU_SAMPLES = "frames of samples of the CPU"
 """The same for host data of Nsight Systems; recording the backtraces of CUDA calls slows the launching calls down."""
 
 _GZIP = b"\x1f\x8b"
+_TASKS = re.compile(rb"[\x80-\xff]{0,2}[\x00-\x7f]\x0a[\x05-\x0f]\d+\.\d+\.\d+")
+"""Beginning of Chakra's binary form: the length of the first message, and in it the version of the schema."""
+_NOT_READ = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
+"""First bytes of compressed files that are refused."""
+
 _MOST_REASONS = 100
 """Maximum number of reasons that are listed; a source can have as many as it has spans."""
 
@@ -219,7 +225,7 @@ def importer(name: str) -> Importer:
             raise TypeError(f"has no {', '.join(lacks)}; xsp/importers/contract.py says what an importer has")
         kinds = [method for method, kind in _KINDS.items() if isinstance(found, kind)]
         if len(kinds) != 1:
-            raise TypeError(f"has {' and '.join(kinds) or 'none'} of {', '.join(_KINDS)}; an importer has one of them")
+            raise TypeError(f"has {' and '.join(kinds) or 'none'} of {', '.join(_KINDS)}; an importer has one of these")
     except plugins.MAY_BREAK as error:
         raise PluginError(_unusable(name, error)) from error
     return found
@@ -233,7 +239,7 @@ def find(source: str) -> Importer:
     """Return the importer that recognises a source.
 
     Raises:
-        TraceError: there is no such file, or no importer recognises it.
+        TraceError: there is no such file, it is compressed but not with gzip, or no importer recognises it.
         PluginError: none recognises it, and some could not be loaded.
     """
     head = b"" if is_url(source) else first_bytes(Path(source))
@@ -252,6 +258,15 @@ def find(source: str) -> Importer:
             continue
         if recognised:
             return found
+    if _TASKS.match(head):
+        raise TraceError(
+            f"{source}: an execution trace of tasks for simulators (Chakra's binary form, as `xsp predict --chakra` "
+            "writes it), without spans and operators; give the run that it was made from, or the JSON that "
+            "torch.profiler.ExecutionTraceObserver writes"
+        )
+    for mark, form in _NOT_READ.items():
+        if head.startswith(mark):
+            raise TraceError(f"{source}: compressed with {form}, which is not read; decompress it, or use gzip")
     if unusable:
         raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")
     known = ", ".join(plugins.names(GROUP))
@@ -309,7 +324,7 @@ def opened(path: Path) -> IO[bytes]:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise TraceError(f"{str(path)!r}: no path ({error})") from error
+        raise TraceError(f"{str(path)!r}: not a path ({error})") from error
 
 
 @contextmanager
@@ -335,7 +350,7 @@ def broken(source: Path | str, error: Exception, place: str = "") -> TraceError:
         place: position in the source: a line, a byte.
     """
     if isinstance(error, EOFError):
-        reason = "the compressed file ends in the middle; copy it again"
+        reason = "the compressed file is truncated; copy it again"
     elif isinstance(error, (gzip.BadGzipFile, zlib.error)):
         reason = f"damaged gzip ({error})"
     else:

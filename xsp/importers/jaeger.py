@@ -144,7 +144,7 @@ def _get(url: str, place: str) -> bytes:
     except TraceError:
         raise
     except Exception as error:  # from http.client, if the answer is not HTTP or breaks off
-        raise TraceError(f"{place}: the answer broke off or is no HTTP ({type(error).__name__})") from None
+        raise TraceError(f"{place}: the answer was cut off or is not HTTP ({type(error).__name__})") from None
 
 
 def _request(url: str, place: str) -> Request:
@@ -193,7 +193,7 @@ def _documents(text: bytes, place: str) -> Iterator[dict[str, Any]]:
     try:
         rest = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise TraceError(f"{place}: not UTF-8 at byte {error.start}; this is no trace of Jaeger's") from error
+        raise TraceError(f"{place}: not UTF-8 at byte {error.start}; this is not a Jaeger trace") from error
     decoder, at = json.JSONDecoder(), 0
     while True:
         at = _BLANK.match(rest, at).end()  # type: ignore[union-attr]
@@ -202,11 +202,11 @@ def _documents(text: bytes, place: str) -> Iterator[dict[str, Any]]:
         try:
             document, at = decoder.raw_decode(rest, at)
         except json.JSONDecodeError as error:
-            raise TraceError(f"{place}: no JSON, or cut off ({error})") from error
+            raise TraceError(f"{place}: not JSON, or cut off ({error})") from error
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{place}: JSON that cannot be read ({error})") from error
         if not isinstance(document, dict):
-            raise TraceError(f"{place}: no JSON object; this is no trace of Jaeger's")
+            raise TraceError(f"{place}: not a JSON object; this is not a Jaeger trace")
         yield document
 
 
@@ -225,7 +225,7 @@ def _parts(document: Mapping[str, Any], place: str) -> Iterator[Part]:
         for trace in document["data"]:
             yield from _downloaded(trace, place)
     else:
-        raise TraceError(f"{place}: no trace of Jaeger's: it has neither result nor data")
+        raise TraceError(f"{place}: not a Jaeger trace: it has neither result nor data")
 
 
 def _message(error: Any) -> str:
@@ -238,7 +238,7 @@ def _downloaded(trace: Any, place: str) -> Iterator[Part]:
     """Yield the parts of a trace in the format of the UI's download: one per span, with the resource of its process."""
     fits = isinstance(trace, dict) and isinstance(trace.get("spans"), list)
     if not fits or not isinstance(trace.get("processes", {}), dict):
-        raise TraceError(f"{place}: an item of data has no spans and processes; this is no trace of Jaeger's")
+        raise TraceError(f"{place}: an item of data has no spans and processes; this is not a Jaeger trace")
     for span in trace["spans"]:
         own = span.get("process") if isinstance(span, dict) else None
         named = str(span.get("processID")) if isinstance(span, dict) else ""
@@ -254,7 +254,7 @@ def _downloaded(trace: Any, place: str) -> Iterator[Part]:
 
 def _spoken(span: Any, tags: Mapping[str, Any]) -> Spoken | Unfit:
     if not isinstance(span, dict):
-        return Unfit("it is no JSON object")
+        return Unfit("it is not a JSON object")
     start, duration = span.get("startTime"), span.get("duration")
     trace_id, references = _digits(span.get("traceID"), 32), span.get("references") or []
     if not isinstance(start, int) or not isinstance(duration, int) or not isinstance(references, list):
@@ -264,17 +264,22 @@ def _spoken(span: Any, tags: Mapping[str, Any]) -> Spoken | Unfit:
         for each in references
         if isinstance(each, dict)
     ]
-    parents = [target for kind, trace, target in targets if kind == "CHILD_OF" and trace == trace_id]
+    child_of, follows_from = (
+        [target for kind, trace, target in targets if kind == wanted and trace == trace_id]
+        for wanted in ("CHILD_OF", "FOLLOWS_FROM")
+    )
+    parents = [*child_of, _digits(span.get("parentSpanID"), 16), *follows_from]  # the order in which Jaeger looks
     return Spoken(
         trace_id=trace_id,
         span_id=_digits(span.get("spanID"), 16),
-        parent_id=parents[0] if parents else _digits(span.get("parentSpanID"), 16),
+        parent_id=next(filter(None, parents), None),
         name=span.get("operationName", ""),
         start_ns=start * 1000,
         end_ns=(start + duration) * 1000,
         attributes={name: value for name, value in tags.items() if name not in _BY_JAEGER},
-        status=2 if tags.get("error") is True or tags.get("otel.status_code") == "ERROR" else 0,
+        status=2 if tags.get("error") in (True, "true") or tags.get("otel.status_code") == "ERROR" else 0,
         links=tuple(trace for kind, trace, _ in targets if trace and trace != trace_id),
+        events=otlp_json.items(span.get("logs")),
     )
 
 
@@ -288,7 +293,7 @@ def _tags(tags: Any) -> dict[str, Any]:
     if tags is None:
         return {}
     if not isinstance(tags, list):
-        raise Unfit("its tags are no list")
+        raise Unfit("its tags are not a list")
     found = {}
     for tag in tags:
         if not isinstance(tag, dict) or not isinstance(tag.get("key"), str):
@@ -299,8 +304,6 @@ def _tags(tags: Any) -> dict[str, Any]:
 
 def _tag(kind: Any, value: Any) -> Any:
     """Return the value of a tag; Jaeger sends lists and objects as JSON text, which stays text."""
-    if kind == "int64":
-        return otlp_json.integer(value)
-    if kind == "float64" and isinstance(value, (int, float)):
-        return float(value)
-    return value
+    if kind == "int64" or (isinstance(value, int) and not isinstance(value, bool)):
+        value = otlp_json.integer(value)  # None beyond 64 bits: a float may not hold it either
+    return float(value) if kind == "float64" and isinstance(value, (int, float)) else value

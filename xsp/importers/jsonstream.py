@@ -67,7 +67,7 @@ class _Text:
             if self._place < len(self._held):
                 return self._held[self._place]
             if self._ended:
-                raise self.error("ends in the middle; copy it again")
+                raise self.error("is truncated; copy it again")
             self._more()
 
     def skip(self, count: int) -> None:
@@ -93,7 +93,7 @@ class _Text:
                     self._place = error.pos
                     raise self.error(f"invalid JSON, or cut off ({error.msg})") from error
             except ValueError as error:
-                raise self.error(f"a value that no program reads ({error})") from error
+                raise self.error(f"a value that cannot be read ({error})") from error
             else:
                 if end < len(self._held) or self._ended:
                     self._place = end
@@ -114,7 +114,7 @@ class _Text:
         except (EOFError, OSError, zlib.error) as error:
             raise broken(self._source, error, f"character {self._before + self._place}") from error
         except UnicodeDecodeError as error:
-            raise self.error(f"no UTF-8 ({error.reason})") from error
+            raise self.error(f"not UTF-8 ({error.reason})") from error
         self._ended = not read
         self._before += self._place
         self._held, self._place = self._held[self._place :] + text, 0

@@ -179,7 +179,7 @@ def _by_order(con: duckdb.DuckDBPyConnection, ranges: Sequence[_Range], losses: 
         losses.note(f"{len(ranges)} ranges of the range profiler were joined to as many launches by their order")
         return {each.number: launch for each, launch in zip(ranges, launches, strict=True)}
     why = f"of {len(devices)} GPUs" if len(devices) > 1 else f"beside {len(launches)} launches"
-    losses.note(f"{len(ranges)} ranges of the range profiler, {why}, are known by kernel, and of no operator")
+    losses.note(f"{len(ranges)} ranges of the range profiler, {why}, are known by kernel, but not by operator")
     return {}
 
 

@@ -67,7 +67,7 @@ def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     if not modules and blocks:
         con.execute(f"UPDATE seen SET level = {int(Level.LAYER)}, type = 'annotation' WHERE {named}")
         losses.note(
-            f"no module was recorded (with_stack=True, with_modules=True): {blocks} named blocks stand for layers"
+            f"no module was recorded (with_stack=True, with_modules=True): {blocks} named blocks count as layers"
         )
 
 
@@ -122,4 +122,4 @@ def _once(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
             f"DELETE FROM seen WHERE number IN (SELECT number FROM {work} "
             f"QUALIFY row_number() OVER (PARTITION BY {alike} ORDER BY number) > 1)"
         )
-        losses.skipped["device work that stood there twice"] += doubled
+        losses.skipped["device work that was recorded twice"] += doubled

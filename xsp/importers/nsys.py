@@ -108,7 +108,7 @@ def _check(source: str) -> None:
 
 def _check_tables(source: str, export: Export) -> None:
     if not {"StringIds", "NVTX_EVENTS", *nsys_activities.TABLES} & set(export.tables):
-        raise TraceError(f"{source}: is an SQLite file, but not of Nsight Systems: none of its tables is there")
+        raise TraceError(f"{source}: is an SQLite file, but not from Nsight Systems: it has none of its tables")
 
 
 def _run(export: Export, losses: Losses) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _find_forward(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     )
     ((lost,),) = con.execute("SELECT count(*) FROM seen WHERE phase = 'backward' AND forward_thread IS NULL").fetchall()
     if lost:
-        losses.note(f"{lost} backward operators whose forward operator cannot be told")
+        losses.note(f"{lost} backward operators whose forward operator is unknown")
 
 
 def _drop(con: duckdb.DuckDBPyConnection) -> None:

@@ -66,7 +66,7 @@ BY_CUDA = (2, 6, 7, 8)
 """Kinds of overhead of CUDA, not of the profiler: compiling, loading code, a full command buffer."""
 
 GRAPHS_AS_A_WHOLE = (
-    "{} replays of CUDA graphs are recorded as a whole and stand as one kernel each: profile with "
+    "{} replays of CUDA graphs are recorded as a whole and count as one kernel each: profile with "
     "`nsys profile --cuda-graph-trace=node` to see what is in them"
 )
 

@@ -222,10 +222,10 @@ _USERS = f"""
         FROM users u ASOF LEFT JOIN nsys_steps s
         ON u.process = s.process AND u.thread = s.thread AND u.start_ns <= s.start_ns
     )
-    SELECT *, coalesce(max(CASE WHEN phase IS NULL AND module IS NOT NULL THEN end_ns END) OVER inside, 0) >= end_ns
-               AS in_module,
-           coalesce(max(CASE WHEN phase IS NULL AND NOT around_step AND NOT free THEN end_ns END) OVER inside, 0)
-               >= end_ns AS in_layer
+    SELECT *, coalesce(max(CASE WHEN phase IS NULL AND module IS NOT NULL AND NOT around_step AND NOT free
+                                THEN end_ns END) OVER inside >= end_ns, false) AS in_module,
+           coalesce(max(CASE WHEN phase IS NULL AND NOT around_step AND NOT free
+                             THEN end_ns END) OVER inside >= end_ns, false) AS in_layer
     FROM around
     WINDOW inside AS (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC
                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from xsp import semconv
 from xsp.fields import is_count
 from xsp.importers import claims
-from xsp.importers.contract import Losses, Row
+from xsp.importers.contract import FURTHEST, Losses, Row
 from xsp.run import Run
 from xsp.schema import COLUMNS, Kind, Level, Span
 
@@ -44,6 +44,9 @@ _NOT_OURS = ("@jaeger@", "jaeger.adjuster")
 
 _TRACE = re.compile(r"(?!0{32})[0-9a-f]{32}")
 _SPAN = re.compile(r"(?!0{16})[0-9a-f]{16}")
+_NO_SPAN = "0" * 16
+"""The parent that some exporters give a root."""
+
 _ERROR = 2
 """OTLP's status code for an error."""
 
@@ -69,6 +72,9 @@ class Spoken(NamedTuple):
     status: int = 0
     links: tuple[str, ...] = ()
     """Trace ids of the spans that it links to."""
+
+    events: int = 0
+    """Number of its events, for which the table has no place."""
 
 
 class Part(NamedTuple):
@@ -129,7 +135,8 @@ class Reader:
         if isinstance(spoken, Unfit):
             raise spoken
         trace_id, span_id = _id(_TRACE, spoken.trace_id, "trace"), _id(_SPAN, spoken.span_id, "span")
-        parent_id = _id(_SPAN, spoken.parent_id, "parent") if spoken.parent_id else None
+        is_root = not spoken.parent_id or spoken.parent_id == _NO_SPAN
+        parent_id = None if is_root else _id(_SPAN, spoken.parent_id, "parent")
         placed = Span(trace_id, span_id, parent_id, name=_text(spoken.name), start_ns=_time(spoken.start_ns))
         placed = placed._replace(dur_ns=_time(spoken.end_ns) - placed.start_ns)
         if placed.dur_ns < 0:
@@ -183,8 +190,11 @@ class Reader:
         service = part.resource.get("service.name")
         if service is not None:
             attributes.setdefault("service.name", service)
+        if spoken.events:
+            self.losses.changed["events of spans left out"] += spoken.events
         process, thread = part.resource.get(semconv.PROCESS), attributes.get("thread.id")
-        failed = f"error:{_text(attributes.get('error.type', 'unknown'))}"
+        error = attributes.get("error.type")
+        failed = f"error:{_text(str(error)) if isinstance(error, (str, int)) else 'unknown'}"
         return placed._replace(
             level=int(Level.APPLICATION),
             kind=Kind.USER.value,
@@ -252,7 +262,7 @@ def _id(form: re.Pattern[str], value: Any, what: str) -> str:
 
 
 def _time(value: Any) -> int:
-    if not is_count(value) or value == 0:
+    if not is_count(value) or not 0 < value < FURTHEST:
         raise Unfit("its times are missing or not valid")
     return int(value)
 
@@ -264,7 +274,7 @@ def _level(value: Any) -> int:
             return int(level)
     except ValueError:
         pass
-    raise Unfit("its level is none")
+    raise Unfit("its level is not a level of xsp")
 
 
 def _value(name: str, value: Any) -> Any:
@@ -287,7 +297,7 @@ def _value(name: str, value: Any) -> Any:
 def _text(value: Any) -> str:
     """Return text that can be encoded as UTF-8."""
     if not isinstance(value, str):
-        raise Unfit("its name or one of its texts is none")
+        raise Unfit("its name or one of its texts is not text")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 

@@ -22,6 +22,8 @@ _OTHERS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _STATUS = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
 _BOM = b"\xef\xbb\xbf"
+_GROUPS = {"scopeSpans": "scope", "instrumentationLibrarySpans": "instrumentationLibrary"}
+"""Field of a resource with groups of spans → field of a group with its scope; OTLP renamed both in 2022."""
 
 
 class OtlpJson(RowImporter):
@@ -113,7 +115,7 @@ def parsed(text: bytes, place: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        raise TraceError(f"{place}: no JSON, or cut off ({error})") from error
+        raise TraceError(f"{place}: not JSON, or cut off ({error})") from error
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{place}: JSON that cannot be read ({error})") from error
     return _object(document, place, "the document")
@@ -136,17 +138,18 @@ def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
             attributes = attributes_of(about.get("attributes"))
         except Unfit as unfit:
             raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
-        for group in _list(resource, "scopeSpans", place):
-            group = _object(group, place, "an item of scopeSpans")
-            scope = _object(group.get("scope") or {}, place, "scope").get("name", "")
-            spans = _list(group, "spans", place)
-            yield Part(attributes, scope if isinstance(scope, str) else "", map(spoken, spans))
+        for name, of_scope in _GROUPS.items():
+            for group in _list(resource, name, place):
+                group = _object(group, place, f"an item of {name}")
+                scope = _object(group.get(of_scope) or {}, place, of_scope).get("name", "")
+                spans = _list(group, "spans", place)
+                yield Part(attributes, scope if isinstance(scope, str) else "", map(spoken, spans))
 
 
 def spoken(span: Any) -> Spoken | Unfit:
     """Return a decoded span, or the reason why it cannot be decoded."""
     if not isinstance(span, dict):
-        return Unfit("it is no JSON object")
+        return Unfit("it is not a JSON object")
     status = span.get("status")
     code = status.get("code", 0) if isinstance(status, dict) else 0
     try:
@@ -160,11 +163,12 @@ def spoken(span: Any) -> Spoken | Unfit:
             attributes=attributes_of(span.get("attributes")),
             status=_STATUS.get(code, 0) if isinstance(code, str) else code,
             links=tuple(str(link.get("traceId")) for link in span.get("links") or () if isinstance(link, dict)),
+            events=items(span.get("events")),
         )
     except Unfit as unfit:
         return unfit
     except TypeError:
-        return Unfit("its fields have other types than OTLP's")
+        return Unfit("its fields do not have the types of OTLP")
 
 
 def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
@@ -176,7 +180,7 @@ def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
     if pairs is None:
         return {}
     if not isinstance(pairs, list):
-        raise Unfit("its attributes are no list")
+        raise Unfit("its attributes are not a list")
     found = {}
     for pair in pairs:
         if not isinstance(pair, dict) or not isinstance(pair.get("key"), str):
@@ -211,7 +215,12 @@ def value_of(value: Any, depth: int = 0) -> Any:
                 return attributes_of(inner, depth + 1)
             if isinstance(inner, list):
                 return [value_of(each, depth + 1) for each in inner]
-    raise Unfit("one of its attributes has a value of no type of OTLP's")
+    raise Unfit("one of its attributes has a value whose type is not in OTLP")
+
+
+def items(value: Any) -> int:
+    """Return the number of items of a list; 0 for other values."""
+    return len(value) if isinstance(value, list) else 0
 
 
 def integer(value: Any) -> int | None:
@@ -226,12 +235,12 @@ def _double(content: Any) -> float:
     try:
         return float(content)
     except (TypeError, ValueError, OverflowError):
-        raise Unfit("one of its attributes has a value of no type of OTLP's") from None
+        raise Unfit("one of its attributes has a value whose type is not in OTLP") from None
 
 
 def _object(value: Any, place: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TraceError(f"{place}: {what} is no JSON object; this is not OTLP")
+        raise TraceError(f"{place}: {what} is not a JSON object; this is not OTLP")
     return value
 
 
@@ -240,5 +249,5 @@ def _list(holder: Mapping[str, Any], name: str, place: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise TraceError(f"{place}: {name} is no list; this is not OTLP")
+        raise TraceError(f"{place}: {name} is not a list; this is not OTLP")
     return value

@@ -30,7 +30,7 @@ class OtlpProto(RowImporter):
 
     def recognises(self, head: bytes, source: str) -> bool:
         """Return whether the file begins with an OTLP message, or with the length of one."""
-        return _ZSTD in (head[:4], head[4:8]) or _is_message(head) or _is_message(head[4:], _length(head))
+        return head[4:8] == _ZSTD or _is_message(head) or _is_message(head[4:], _length(head))
 
     def read(self, source: str) -> Imported:
         """Start to read a file; see `RowImporter.read`."""
@@ -89,14 +89,14 @@ def _prefixed(file: IO[bytes], source: str, head: bytes) -> Iterator[tuple[str, 
         head += _read(file, _LENGTH.size - len(head), source, place)
         length = _length(head)
         if length is None:
-            raise TraceError(f"{source}, {where}: the file ends in the middle; copy it again")
+            raise TraceError(f"{source}, {where}: the file is truncated; copy it again")
         if length > LARGEST:
             raise TraceError(f"{source}, {where}: a length of {length} bytes; this is not OTLP, or it is damaged")
         body = head[_LENGTH.size : _LENGTH.size + length]
         rest = head[_LENGTH.size + length :]
         body += _read(file, length - len(body), source, place)
         if len(body) < length:
-            raise TraceError(f"{source}, {where}: {len(body)} of {length} bytes are there; copy the file again")
+            raise TraceError(f"{source}, {where}: only {len(body)} of {length} bytes are there; copy the file again")
         yield f"{source}, {where}", body
         place += _LENGTH.size + length
         head = rest + _read(file, _LENGTH.size - len(rest), source, place)
@@ -130,7 +130,7 @@ def decoded(body: bytes, place: str) -> Any:
     try:
         message.ParseFromString(body)
     except Exception as error:  # implementations of protobuf raise different errors
-        raise TraceError(f"{place}: not OTLP, or cut off in the middle ({error})") from error
+        raise TraceError(f"{place}: not OTLP, or cut off ({error})") from error
     return message
 
 
@@ -162,6 +162,7 @@ def spoken(span: Any) -> Spoken | Unfit:
             attributes={pair.key: value_of(pair.value) for pair in span.attributes},
             status=span.status.code,
             links=tuple(link.trace_id.hex() for link in span.links),
+            events=len(span.events),
         )
     except Unfit as unfit:
         return unfit

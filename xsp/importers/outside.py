@@ -52,7 +52,7 @@ def before(source: str, text: mmap.mmap) -> tuple[int, dict[str, Any]]:
     if text[place : place + 1] == b"[":
         return place, keys
     if text[place : place + 1] != b"{":
-        raise TraceError(f"{source}, byte {place}: no trace events: a JSON object or array begins otherwise")
+        raise TraceError(f"{source}, byte {place}: no trace events: not the start of a JSON object or array")
     place += 1
     most = place + MOST_AROUND
     while (found := _KEY.match(text, place, most)) is not None:
@@ -104,7 +104,7 @@ def after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | N
             if keys is not None and (low == start or text.find(b'"ph"', low, end) >= 0):
                 return end, keys
         if low == start:
-            raise TraceError(f"{source}: ends in the middle, after {size} bytes of its content; copy it again")
+            raise TraceError(f"{source}: is truncated after {size} bytes of its content; copy it again")
         window *= 8
 
 
@@ -155,5 +155,5 @@ def last(source: str, copy: Path) -> int:
         file.seek(max(0, size - CHUNK))
         text = file.read().rstrip(b", \t\r\n")
     if not text.endswith((b"}", b"[")):
-        raise TraceError(f"{source}: ends in the middle of an event, after {size} bytes of its content; copy it again")
+        raise TraceError(f"{source}: is truncated within an event, after {size} bytes of its content; copy it again")
     return max(0, size - CHUNK) + len(text)

@@ -207,7 +207,7 @@ def _from_json(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
         with opened(Path(source)) as file:
             text = file.read(MOST_JSON + 1)
         if len(text) > MOST_JSON:
-            raise TraceError(f"{source}: has more than 1 GiB; record with rocprofv3 --output-format rocpd")
+            raise TraceError(f"{source}: is larger than 1 GiB; record with rocprofv3 --output-format rocpd")
         tools = json.loads(text)[KEY]
     except TraceError:
         raise
@@ -220,7 +220,7 @@ def _from_json(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
             for into, rows in _json_rows(tool).items():
                 table.insert(con, into, rows, _columns(ROWS[into] | _WHERE))
         except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise TraceError(f"{source}: is not as rocprofv3 writes it ({type(error).__name__}: {error})") from error
+            raise TraceError(f"{source}: is not in rocprofv3's form ({type(error).__name__}: {error})") from error
     return agents
 
 
@@ -302,6 +302,9 @@ def _fill(con: duckdb.DuckDBPyConnection, agents: Iterable[_Agent], losses: Loss
         ).fetchall()
         if gone:
             losses.skipped[f"{name.removeprefix('roc_')}: no time, or an end before the start"] += gone
+    ((unknown,),) = con.execute("SELECT count(*) FROM roc_kernels ANTI JOIN roc_devices USING (agent)").fetchall()
+    if unknown:
+        losses.changed["kernels of an unknown GPU, taken as those of device 0"] += unknown
     for query in (_KERNELS, _COPIES, _CALLS):
         con.execute(f"INSERT INTO seen BY NAME {query}")
     _ranges(con, losses)

@@ -71,7 +71,7 @@ class TorchMemory(TableImporter):
             except (EOFError, OSError, zlib.error) as error:
                 raise broken(source, error) from error
         if len(content) > MOST:
-            raise TraceError(f"{source}: has more than 1 GiB; record fewer allocations (max_entries)")
+            raise TraceError(f"{source}: is larger than 1 GiB; record fewer allocations (max_entries)")
         try:
             rows = _snapshot(source, content, losses) if _is_pickle(content) else _timeline(source, content, losses)
             found = [
@@ -79,16 +79,18 @@ class TorchMemory(TableImporter):
                 for place, (start_ns, kind, size, more) in enumerate(rows)
             ]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise TraceError(f"{source}: is not as PyTorch writes it ({type(error).__name__}: {error})") from error
+            raise TraceError(f"{source}: is not in PyTorch's form ({type(error).__name__}: {error})") from error
         with fitting(source):
             table.create(con, "seen", SEEN)
             table.create(con, "memory_rows", _ROWS)
             table.insert(con, "memory_rows", found, _ROWS)
-            con.execute(
+            ((kept,),) = con.execute(
                 f"INSERT INTO seen BY NAME SELECT number, start_ns, 0 AS dur_ns, 'memory' AS name, type, "
                 f"{int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, alloc_bytes, attributes, 'ok' AS status, "
                 f"false AS replayed, 'torch-memory' AS collector FROM memory_rows WHERE start_ns BETWEEN 0 AND {LATEST}"
-            )
+            ).fetchall()
+            if kept < len(found):
+                losses.skipped["a time before the epoch or in the far future"] += len(found) - kept
             con.execute(
                 f"INSERT INTO seen BY NAME SELECT max(number) + 1 AS number, min(start_ns) AS start_ns, "
                 f"max(start_ns) + 1000 - min(start_ns) AS dur_ns, 'recorded memory' AS name, 'ok' AS status, "
@@ -114,7 +116,7 @@ class _Plain(pickle.Unpickler):
     """Creates plain values and rejects everything that a pickle could run."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, which a snapshot of memory does not")
+        raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, which no memory snapshot does")
 
     def persistent_load(self, pid: Any) -> NoReturn:
         raise pickle.UnpicklingError("it refers to objects outside of the file")
@@ -125,9 +127,9 @@ def _snapshot(source: str, content: bytes, losses: Losses) -> Rows:
         found = _Plain(io.BytesIO(content)).load()
     except (pickle.UnpicklingError, EOFError, MemoryError, RecursionError, ValueError, TypeError, LookupError,
             AttributeError, OverflowError) as error:  # fmt: skip
-        raise TraceError(f"{source}: not read, nothing of it was run: {error or type(error).__name__}") from error
+        raise TraceError(f"{source}: not read, and nothing in it was run: {error or type(error).__name__}") from error
     if not isinstance(found, dict) or not isinstance(found.get("device_traces"), list):
-        raise TraceError(f"{source}: is a pickle, but no snapshot of memory (torch.cuda.memory._dump_snapshot)")
+        raise TraceError(f"{source}: is a pickle, but not a memory snapshot (torch.cuda.memory._dump_snapshot)")
     return _changes(found, losses)
 
 
@@ -144,7 +146,7 @@ def _changes(found: dict[str, Any], losses: Losses) -> Rows:
         taken -= sum(sign * each["size"] for each, sign, _ in signs)
         held -= sum(sign * each["size"] for each, _, sign in signs)
         if trace and "time_us" not in trace[0]:
-            losses.note("the snapshot has no times: its events stand in their order, a microsecond apart")
+            losses.note("the snapshot has no times: its events are placed in order, a microsecond apart")
         for place, (each, takes, holds) in enumerate(signs):
             taken, held = taken + takes * each["size"], held + holds * each["size"]
             if each["action"] == "oom":
@@ -176,7 +178,7 @@ def _frame(each: dict[str, Any]) -> str | None:
 
 def _text(value: Any) -> str:
     """Return a text of the file; a value of another type is not converted, as its text could exceed the memory."""
-    return value[:1024] if isinstance(value, str) else "of no name"
+    return value[:1024] if isinstance(value, str) else "without a name"
 
 
 def _number(value: Any) -> str:
@@ -191,7 +193,7 @@ def _timeline(source: str, content: bytes, losses: Losses) -> Rows:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise broken(source, error) from error
-    losses.note("a memory timeline does not say of which device it is; it is taken as that of device 0")
+    losses.note("a memory timeline does not name its device; it is taken as that of device 0")
     if len(found) == 2 and isinstance(found[1], list) and found[1] and isinstance(found[1][0], list):
         return _by_category(*found)
     return _raw(found)

@@ -162,8 +162,8 @@ def _more(source: str, file: IO[bytes], folder: str, done: int) -> bytes:
     disk = shutil.disk_usage(folder)
     if disk.free < min(SPARE, disk.total // 10):
         raise TraceError(
-            f"{source}: decompresses to more than the disk holds ({done >> 20} MiB so far); "
-            "set TMPDIR to a larger one if the file is what you think it is"
+            f"{source}: decompresses to more than the disk has room for ({done >> 20} MiB so far); "
+            "set TMPDIR to a larger disk if this size is expected"
         )
     try:
         return file.read(CHUNK)

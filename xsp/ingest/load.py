@@ -7,7 +7,7 @@ import os
 import shlex
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def _load_parts(place: Path, run: Run, skip_damaged: bool, kind: int | str | Non
     segments, alike, run = _whole(con, place, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{place}: none of its parts holds a step")
-    return _load_files(con, segments, run, place, alike, kind)
+    return _load_files(con, segments, run, place, alike, kind, in_turn=not run.is_job)
 
 
 def _inside(place: Path, name: str) -> Path:
@@ -232,11 +232,18 @@ def _load_files(
     place: Path,
     alike: bool = False,
     kind: int | str | None = None,
+    in_turn: bool = False,
 ) -> Trace:
+    """Load the files of a run; `in_turn`: of several runs of one program, one after the other."""
     number = _number_of(kind, run)
-    run = _noted(run, place, *_show_samples(con, place, files), *loop.show(con, _folders(files)))
+    folders = _folders(files)
+    damaged, added = loop.show_in_turn(con, folders) if in_turn else (loop.show(con, folders), {})
+    run = _noted(run, place, *_show_samples(con, place, files), *damaged)
     found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
-    _view(con, "spans", files, found, COLUMNS, alike)
+    if in_turn:
+        _view_in_turn(con, files, added, found, alike)
+    else:
+        _view(con, "spans", files, found, COLUMNS, alike)
     if "layer_id" not in found:  # written before xsp 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
         layers.fill(con, "with_layers")
@@ -280,6 +287,17 @@ def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Pa
     if whole:
         con.execute(f"CREATE VIEW samples AS SELECT {names} FROM {table.parquet(whole)}")
     return damaged
+
+
+def _view_in_turn(
+    con: duckdb.DuckDBPyConnection, files: list[Path], added: Mapping[Path, int], found: set[str], alike: bool
+) -> None:
+    """Make the view `spans` of several runs of one program, with the numbers of steps that `loop` has."""
+    shown, parts = table.shown(COLUMNS, found), []
+    for folder, number in added.items():
+        own = table.parquet([file for file in files if file.parent.parent == folder], alike)
+        parts.append(f"SELECT * REPLACE ((step + {number})::INTEGER AS step) FROM (SELECT {shown} FROM {own})")
+    con.execute(f"CREATE VIEW spans AS {' UNION ALL '.join(parts)}")
 
 
 def _view(

@@ -99,7 +99,8 @@ def _merged(
     try:
         seen = importer.fill(con, source)
         for other, enricher in beside.items():
-            enricher.enrich(con, other, seen.losses)
+            with contract.fitting(other):
+                enricher.enrich(con, other, seen.losses)
         if "rank" not in seen.run and (named := _RANK.search(Path(source).name)):
             seen.run["rank"] = int(named.group(1))
         identity = _identity(source)

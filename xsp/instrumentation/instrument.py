@@ -100,7 +100,7 @@ class Instrumented:
         """Install what is not installed yet; see `instrument`."""
         for model in models:
             if not isinstance(model, getattr(sys.modules.get("torch.nn"), "Module", ())):
-                raise UsageError(f"xsp.instrument() takes a torch.nn.Module, and {type(model).__name__} is none")
+                raise UsageError(f"xsp.instrument() takes a torch.nn.Module, and {type(model).__name__} is not one")
         rung = parse_levels(levels)[-1]
         self._tracing = _tracing(provider)
         bound = bound_of(sample)
@@ -187,7 +187,7 @@ class Instrumented:
             self._process.calls.close()
         counts = self.counts
         if counts.lost:
-            _logger.warning("of %d sampled calls these miss spans: %s", counts.sampled, counts.lost)
+            _logger.warning("of %d sampled calls, these lack spans: %s", counts.sampled, counts.lost)
 
 
 class _Process:

@@ -65,7 +65,7 @@ class Tracing:
             raise UsageError(
                 f"no tracer provider of OpenTelemetry's SDK is set (found {type(provider).__name__}): call "
                 "opentelemetry.trace.set_tracer_provider(TracerProvider(...)) before xsp.instrument(), "
-                "or say which one: xsp.instrument(model, provider=...)"
+                "or pass one: xsp.instrument(model, provider=...)"
             )
         self._scope = InstrumentationScope(SCOPE, __version__)
         self._resources: dict[int, Resource] = {}

@@ -127,7 +127,7 @@ class Correlator(transport.SecondProcess):
         """
         answers = self.ask(packed)
         if answers is None:
-            raise CorrelatorError("the process that correlates is gone; it starts again with the next call")
+            raise CorrelatorError("the process that correlates has ended; the next call starts it again")
         return [Answer([Finished(*span) for span in spans], *rest) for spans, *rest in answers]
 
 

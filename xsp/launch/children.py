@@ -94,5 +94,5 @@ def _where(run: Path) -> str:
     except OSError:
         has_steps = False
     if not has_steps:
-        return f"interrupted before the first step was stored: there is nothing in {shown(run)} to be shown"
+        return f"interrupted before the first step was stored: there is nothing in {shown(run)} to show"
     return f"interrupted; what was recorded is in {shown(run)}: `xsp report {shlex.quote(shown(run))}`"

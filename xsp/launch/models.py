@@ -31,17 +31,24 @@ class Recording:
     counting: bool = False
     """See `xsp.counters.secondrun`."""
 
+    def __post_init__(self) -> None:
+        """Reject a number of repeats that measures nothing.
+
+        Raises:
+            UsageError: fewer than one repeat.
+        """
+        if self.repeats < 1:
+            raise UsageError(f"--repeats {self.repeats}: at least one timed step per level is needed")
+
 
 def measure(spec: str, settings: models.Settings, how: Recording, progress: Progress) -> Path:
     """Profile one model at one batch size, and return its run directory.
 
     Raises:
         ModelError: the model cannot be built.
-        UsageError: fewer than one repeat, or invalid levels.
+        UsageError: invalid levels.
         OutputError: the run directory exists, and `next_free` is not set; or it cannot be written.
     """
-    if how.repeats < 1:
-        raise UsageError(f"--repeats {how.repeats}: at least one timed step per level is needed")
     session = profile.of(
         replace(
             how.settings, name=short_name(spec), batch_size=settings.batch, spread=False, needs_run=True,

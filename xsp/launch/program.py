@@ -33,7 +33,7 @@ _VALUED = "WX"
 _BARE = "bBdEIOPqRsSuv"
 """Python's one-letter options: those that take a value, and those that take none and still run a program."""
 
-_STDIN = "a program is not read from standard input; write it to a file: xsp run FILE.py"
+_STDIN = "xsp does not read a program from standard input; write it to a file: xsp run FILE.py"
 
 _LONG = "--check-hash-based-pycs"
 _ASK = "import sys, importlib.util; print(sys.prefix); print(importlib.util.find_spec('xsp') is not None)"
@@ -105,9 +105,9 @@ def read(words: Sequence[str], is_module: bool = False) -> Program | Elsewhere:
         _refuse_what_is_no_python(Path(first))
         return Program(first, rest)
     if Path(first).name in _STARTERS:
-        raise UsageError(f"{first} starts a program of its own; type `{_behind(words)}`")
+        raise UsageError(f"{first} starts another program; type `{_behind(words)}`")
     if re.match(r"\w+=", first):
-        raise UsageError(f"{first}: variables stand before xsp: `{first} xsp run {shlex.join(rest)}`")
+        raise UsageError(f"{first}: put variables before xsp: `{first} xsp run {shlex.join(rest)}`")
     found = shutil.which(first) if os.sep not in first else None
     if found is None:
         raise UsageError(
@@ -156,12 +156,12 @@ def _behind(words: Sequence[str]) -> str:
 def _refuse_what_is_no_python(path: Path) -> None:
     if path.suffix == ".ipynb":
         raise UsageError(
-            f"{path}: a notebook; put `with xsp.profile(…)` into a cell, or make a script of it with "
+            f"{path}: a notebook; put `with xsp.profile(…)` into a cell, or convert it to a script with "
             f"`jupyter nbconvert --to script {shlex.quote(str(path))}`"
         )
     interpreter = _shebang(path)
     if (interpreter is not None and "python" not in interpreter) or path.suffix == ".sh":
-        raise UsageError(f"{path}: for {interpreter or 'a shell'}, not Python; put `xsp run` before the Python in it")
+        raise UsageError(f"{path}: for {interpreter or 'a shell'}, not Python; put `xsp run` before the Python command")
 
 
 def _command(name: str, path: Path, rest: tuple[str, ...]) -> Program:
@@ -169,7 +169,7 @@ def _command(name: str, path: Path, rest: tuple[str, ...]) -> Program:
     interpreter = _shebang(path)
     if interpreter is None or "python" not in interpreter:
         raise UsageError(
-            f"{path} is no Python program; if it starts one, put `xsp run` before that: `{name} … xsp run train.py`"
+            f"{path} is not a Python program; if it starts one, put `xsp run` before that: `{name} … xsp run train.py`"
         )
     if not os.path.isabs(interpreter) or _asked(interpreter)[0] != os.path.realpath(sys.prefix):
         raise UsageError(f"{path} runs in {interpreter}, and xsp in {sys.executable}; install xsp there as well")
@@ -228,7 +228,7 @@ def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
                 options.append(f"-{flag}")
             elif not word.startswith(_LONG):
                 raise UsageError(
-                    f"{name} {word}: there is no program in this to be profiled; write a file, and run that"
+                    f"{name} {word}: this names no program to profile; write the code to a file, and run that"
                 )
         if word.startswith(f"{_LONG}="):
             options.append(word)
@@ -236,7 +236,7 @@ def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
         raise UsageError(f"{name}: name the program, `xsp run {name} train.py`; {_STDIN}")
     found = read(words)
     if not isinstance(found, Program):
-        raise UsageError(f"{name}: another interpreter, {words[0]}, follows it; name one of them, then the program")
+        raise UsageError(f"{name}: another interpreter, {words[0]}, follows; name one of them, then the program")
     return tuple(options), found
 
 

@@ -152,7 +152,7 @@ def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
             out = held.enter_context(output.claimed_for_several(settings))
             rundir.write_run(out, {**content, "finished": False})
         except UnwritableError as error:
-            say(f"{error}. The job runs without a profile.")
+            say(f"{error}. The job continues without a profile.")
             options = launcher if job.program.is_module else launcher[:-1]
             python = [sys.executable, *rerun.python_options()]
             return children.run([*python, *options, job.program.target, *job.program.args]), None

@@ -92,11 +92,11 @@ def _spec_of(name: str) -> ModuleSpec:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the package itself needs a missing module
-        raise UsageError(f"-m {name}: {error}; modules are looked for from {os.getcwd()}") from error
+        raise UsageError(f"-m {name}: {error}; the search starts in {os.getcwd()}") from error
     except ValueError as error:
         raise UsageError(f"-m {name}: {error}") from error
     if spec is None:
-        raise UsageError(f"-m {name}: there is no module of this name; they are looked for from {os.getcwd()}")
+        raise UsageError(f"-m {name}: there is no module of this name; the search starts in {os.getcwd()}")
     if spec.submodule_search_locations is None:
         return spec
     if name.endswith("__main__") or importlib.util.find_spec(f"{name}.__main__") is None:
@@ -112,9 +112,9 @@ def _code_of(spec: ModuleSpec, function: str | None, named: str) -> CodeType:
             return _compiled(loader.get_source(spec.name) or "", str(spec.origin), named, function)
         code = loader.get_code(spec.name)
     except (AttributeError, ImportError) as error:
-        raise UsageError(f"{named}: its Python code cannot be had ({error})") from error
+        raise UsageError(f"{named}: its Python code is not available ({error})") from error
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{spec.origin}: is not Python ({error})") from error
+        raise UsageError(f"{spec.origin}: is not valid Python ({error})") from error
     if code is None:
         raise UsageError(f"{named}: has no Python code")
     return code  # type: ignore[no-any-return]
@@ -130,12 +130,12 @@ def _compiled(source: bytes | str, file: str, named: str, function: str | None) 
     try:
         tree = ast.parse(source, filename=file)
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{named}: is not Python ({error})") from error
+        raise UsageError(f"{named}: is not valid Python ({error})") from error
     if function is not None and ":" not in function:
         found = _find(tree, function.split("."))
         if found is None:
             raise UsageError(
-                f"--step {function}: {named} has no such function; for one of another module write module:function"
+                f"--step {function}: {named} has no such function; for another module write module:function"
             )
         if any(map(_yields, found.body)):
             raise UsageError(f"--step {function}: it {_RETURNS_EARLY}; name a function that does a step")
@@ -213,7 +213,7 @@ def _check(found: Any, name: str) -> None:
         TypeError: it is no function; or its call returns before its work begins.
     """
     if not (callable(found) and inspect.isroutine(found)):
-        raise TypeError(f"{name} is no function")
+        raise TypeError(f"{name} is not a function")
     if any(each(found) for each in (inspect.isgeneratorfunction, inspect.iscoroutinefunction)):
         raise TypeError(f"{name} {_RETURNS_EARLY}")
 

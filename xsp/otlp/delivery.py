@@ -88,7 +88,7 @@ def read(run: Path) -> dict[str, dict[str, Any]]:
     """Return the entries of `delivery.json`, by endpoint. A damaged file counts as empty: spans are sent again."""
     try:
         found = json.loads((run / rundir.DELIVERY_FILE).read_text(encoding="utf-8"))["endpoints"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}

@@ -106,8 +106,8 @@ class Endpoint:
     def nobody_listens(self) -> str:
         """Return the message for an address of this machine at which nothing listens."""
         return (
-            f"{self.name}: nothing listens there (connection refused): start a receiver, `xsp serve` for one, or say "
-            "where it is: --to URL"
+            f"{self.name}: nothing listens there (connection refused): start a receiver, such as `xsp serve`, or give "
+            "its address with --to URL"
         )
 
     def without_secrets(self, text: str) -> str:
@@ -146,7 +146,7 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
     key_file = _file(options.key_file, "--key", "CLIENT_KEY", variables)
     if key_file and not cert_file:
         variable = "--key" if options.key_file else variables.find("CLIENT_KEY")[0]
-        raise UsageError(f"{variable}: a client's key goes with its certificate: give --cert FILE too")
+        raise UsageError(f"{variable}: a client's key needs its certificate: give --cert FILE too")
     return Endpoint(
         url=url,
         name=bare,
@@ -191,14 +191,14 @@ class _Variables:
         """Return the option, else the variable, else the default; raise UsageError if it is not among the choices."""
         variable, value = ("", option) if option else self.find(name)
         if value and value not in choices:
-            raise UsageError(f"{variable or f'--{name.lower()}'} {value!r}: there is {', '.join(choices)}")
+            raise UsageError(f"{variable or f'--{name.lower()}'} {value!r}: choose one of {', '.join(choices)}")
         return value or default
 
 
 def _protocol(target: str, options: Options, variables: _Variables) -> Protocol:
     if target.startswith(("grpc://", "grpcs://")):
         if options.protocol not in (None, Protocol.GRPC.value):
-            raise UsageError(f"--protocol {options.protocol}: does not go with a target that begins with grpc://")
+            raise UsageError(f"--protocol {options.protocol}: cannot be used with a target that begins with grpc://")
         return Protocol.GRPC
     return Protocol(variables.choice("PROTOCOL", options.protocol, PROTOCOLS, Protocol.HTTP.value))
 
@@ -216,7 +216,7 @@ def _place(target: str, protocol: Protocol, options: Options, variables: _Variab
     if parts.scheme not in ("http", "https") or not parts.hostname:
         shown = f"{source} {_bare(parts)}".strip()
         raise UsageError(
-            f"{shown}: no endpoint; write http://localhost:4318, grpc://localhost:4317, "
+            f"{shown}: not an endpoint; write http://localhost:4318, grpc://localhost:4317, "
             "or a file that ends in .jsonl or .pb"
         )
     given = not source and parts.path.rstrip("/").endswith(f"/{TRACES_PATH}")
@@ -230,7 +230,7 @@ def _is_insecure(options: Options, variables: _Variables) -> bool:
         return options.insecure
     variable, said = variables.find("INSECURE")
     if said.lower() not in ("", "true", "false"):
-        raise UsageError(f"{variable} {said!r}: there is true, false")
+        raise UsageError(f"{variable} {said!r}: choose true or false")
     return said.lower() == "true"
 
 
@@ -240,9 +240,9 @@ def _grpc(target: str, insecure: bool) -> tuple[str, str, bool]:
     if parts.scheme not in ("grpc", "grpcs", "http", "https"):
         return target, target, insecure
     if not parts.hostname:
-        raise UsageError(f"{_bare(parts)}: no endpoint; write grpc://localhost:4317")
+        raise UsageError(f"{_bare(parts)}: not an endpoint; write grpc://localhost:4317")
     if "@" in parts.netloc:
-        raise UsageError(f"{_bare(parts)}: gRPC has no user and password in its URL; give a header, authorization=…")
+        raise UsageError(f"{_bare(parts)}: a gRPC URL has no user and password; give a header, authorization=…")
     place = parts.netloc
     plain = parts.scheme in ("grpc", "http")
     return place, f"grpc{'' if plain else 's'}://{place}", plain
@@ -273,7 +273,7 @@ def _headers(options: Options, variables: _Variables) -> tuple[tuple[str, str], 
 def _header(text: str, source: str) -> tuple[str, str]:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not name or not all(part.isprintable() for part in (name, value)):
-        raise UsageError(f"{source}: this is no header; write name=value")  # without the text: it may be a secret
+        raise UsageError(f"{source}: this is not a header; write name=value")  # without the text: it may be a secret
     return name.lower(), value
 
 
@@ -295,5 +295,5 @@ def _timeout(options: Options, variables: _Variables) -> float:
 def _file(option: str | None, name: str, variable: str, variables: _Variables) -> str | None:
     source, value = (name, option) if option else variables.find(variable)
     if value and not os.access(value, os.R_OK):
-        raise UsageError(f"{source} {value}: cannot be read; name a PEM file that can")
+        raise UsageError(f"{source} {value}: cannot be read; name a readable PEM file")
     return value or None

@@ -148,6 +148,6 @@ def endpoint_to_resume(path: Path) -> str:
     names = sorted({name for run in runs_in(path) for name in read(run)})
     if len(names) != 1:
         known = ", ".join(names) or "none"
-        raise UsageError(f"{path}: say where to with --to; it was on its way to: {known}")
+        raise UsageError(f"{path}: name the target with --to; deliveries were begun to: {known}")
     known_path = names[0].startswith("grpc") or names[0].endswith(f"/{TRACES_PATH}")
     return names[0] if known_path else FROM_ENVIRONMENT

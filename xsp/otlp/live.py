@@ -61,7 +61,7 @@ class Live:
             PluginError: a package is missing.
         """
         if policy not in {each.value for each in Policy}:
-            raise UsageError(f"--otlp-policy {policy!r}: there is wait, shed")
+            raise UsageError(f"--otlp-policy {policy!r}: choose wait or shed")
         if endpoint.endpoint(target).is_file:
             raise UsageError(f"--otlp {target}: a file cannot follow a run; `xsp export` writes it afterwards")
 
@@ -110,7 +110,7 @@ class Live:
         self._thread.join(_LET_GO_S)
         counts, left = self._delivery.exporter.counts, self._delivery.summary()["left"]
         if left:
-            counts.say(f"{self._delivery.exporter.to.name}: it took too long")
+            counts.say(f"{self._delivery.exporter.to.name}: the delivery took too long")
         self._delivery.note(counts.messages[:1] if left or counts.rejected else [])
         return self._delivery.summary()
 

@@ -60,8 +60,8 @@ def check(con: duckdb.DuckDBPyConnection, source: str) -> None:
             name, value = con.execute(f"SELECT name, {column} FROM {source} WHERE {test} LIMIT 1").fetchall()[0]
             what = words.format(repr(value)) if "{" in words else f"{words} is missing"
             raise TraceError(
-                f"{source}: {count} spans cannot go out as OpenTelemetry's, first {name!r}: {what}; "
-                "docs/understand/table.md says what the columns hold"
+                f"{source}: {count} spans cannot be sent over OpenTelemetry, first {name!r}: {what}; "
+                "docs/understand/table.md describes the columns"
             )
 
 

@@ -197,7 +197,7 @@ def _attributes(value: str | None) -> bytes:
         flat = semconv.flat(value)
         return attributes(9, {semconv.OWN + key if key in _TAKEN else key: each for key, each in flat.items()})
     except (ValueError, AttributeError, RecursionError) as error:
-        raise TraceError(f"attributes = {_short(value)}: no JSON object that can be read ({error})") from error
+        raise TraceError(f"attributes = {_short(value)}: not a JSON object that can be read ({error})") from error
 
 
 _TAKEN = {*semconv.COLUMN_OF, "error.type"}
@@ -210,7 +210,7 @@ def _links(value: str | None) -> bytes:
     try:
         return links(json.loads(value))
     except (ValueError, TypeError, RecursionError) as error:
-        raise TraceError(f"links = {_short(value)}: no JSON array of [trace_id, span_id] ({error})") from error
+        raise TraceError(f"links = {_short(value)}: not a JSON array of [trace_id, span_id] ({error})") from error
 
 
 def _short(value: str) -> str:
@@ -307,5 +307,5 @@ def links(targets: Iterable[tuple[str, str]]) -> bytes:
 def _id(digits: str, size: int) -> bytes:
     found = bytes.fromhex(digits)
     if len(found) != size or not any(found):
-        raise ValueError(f"{digits!r} is no id of {2 * size} hexadecimal digits")
+        raise ValueError(f"{digits!r} is not an id of {2 * size} hexadecimal digits")
     return found

@@ -213,7 +213,7 @@ class HttpSender:
             return posted.result(timeout_s + _GRACE_S)
         except TooLong:
             self._session = self._connected()  # the thread keeps the old session until the receiver closes it
-            raise Busy(f"{self._to.name}: no whole answer within {timeout_s:.3g} s") from None
+            raise Busy(f"{self._to.name}: no complete answer within {timeout_s:.3g} s") from None
 
     def _post(self, session: requests.Session, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
         try:
@@ -236,9 +236,9 @@ class HttpSender:
         except (requests.exceptions.RequestException, OSError, ValueError) as error:
             raise Refused(f"{self._to.name}: {self._shown(_innermost(error))}", always=True) from error
         except urllib3.exceptions.DecodeError as error:
-            raise Refused(f"{self._to.name}: answers, but not as a receiver of OTLP does", always=True) from error
+            raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver", always=True) from error
         except urllib3.exceptions.HTTPError as error:
-            raise Busy(f"{self._to.name}: the answer broke off ({type(error).__name__})") from error
+            raise Busy(f"{self._to.name}: the answer was cut off ({type(error).__name__})") from error
 
     def _judge(self, response: requests.Response, content: bytes) -> Answer:
         code, kind = response.status_code, response.headers.get("Content-Type", "")
@@ -250,7 +250,7 @@ class HttpSender:
         if code in _RETRYABLE:
             raise Busy(text, _seconds(response.headers.get("Retry-After", "")))
         if 300 <= code < 400:
-            raise Refused(f"{text}: it is elsewhere; give the URL that it is at", always=True)
+            raise Refused(f"{text}: it redirects; give the URL that it redirects to", always=True)
         raise Refused(text, always=code in _NO_RECEIVER)
 
     def _taken(self, content: bytes, kind: str) -> Answer:
@@ -263,13 +263,13 @@ class HttpSender:
             return answer(ExportTraceServiceResponse.FromString(content), self._to)
         except (DecodeError, ValueError, AttributeError, TypeError) as error:
             said = self._said(content, "text/plain")
-            raise Refused(f"{self._to.name}: answers, but not as a receiver of OTLP does{said}", always=True) from error
+            raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver{said}", always=True) from error
 
     def _said(self, content: bytes, kind: str) -> str:
         """Return the message in an answer: from a protobuf `Status`, from JSON, or the text itself."""
         text = content.decode("utf-8", "replace")
         if "html" in kind:
-            text = "with a page for a browser: this may be no receiver"
+            text = "with a page for a browser: this may not be a receiver"
         elif "protobuf" in kind:
             text = status(content).message
         elif "json" in kind:
@@ -314,7 +314,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _seconds(text: str) -> float | None:
     """Return the seconds of a `Retry-After`; None for a date, which leaves the pause to the caller."""
-    return float(text) if text.strip().isdigit() else None
+    return float(text) if text.strip().isdecimal() else None
 
 
 # --- overgrpc ----------------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ _NOBODY_THERE = frozenset(
 
 _SPEAKS_OTHERWISE = ("Failed parsing HTTP/2", "Tls handshake failed")
 _OTHER_PORT = (
-    "what listens there speaks no gRPC, or has TLS where you have none, or the other way round; "
+    "the server there does not speak gRPC, or only one of the two sides uses TLS; "
     "for OTLP over HTTP write http://HOST:PORT"
 )
 
@@ -368,7 +368,7 @@ class GrpcSender:
         try:
             return answer(ExportTraceServiceResponse.FromString(content), self._to)
         except DecodeError as error:
-            raise Refused(f"{self._to.name}: answers, but not as a receiver of OTLP does", always=True) from error
+            raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver", always=True) from error
 
     def _judged(self, call: grpc.Call) -> DeliveryError:
         code, said = call.code(), self._to.without_secrets(call.details() or "")
@@ -395,7 +395,7 @@ class GrpcSender:
 def _credentials(to: Endpoint) -> grpc.ChannelCredentials:
     files = [Path(name).read_bytes() if name else None for name in (to.ca_file, to.key_file, to.cert_file)]
     if (files[1] is None) != (files[2] is None):
-        raise UsageError("a client's certificate and its key go together: --cert and --key")
+        raise UsageError("a client's certificate and its key are needed together: --cert and --key")
     return grpc.ssl_channel_credentials(*files)
 
 

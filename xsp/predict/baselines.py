@@ -164,7 +164,7 @@ def ernest(table: Configurations, factors: Sequence[Factor]) -> Trained:
     machines = next((name for name in MACHINES if name in numbers), None)
     size = next((name for name in SIZES if name in numbers), None)
     if machines is None:
-        raise Unfit(f"no column of numbers says how many ranks there are ({', '.join(MACHINES)})")
+        raise Unfit(f"no numeric column has the number of ranks ({', '.join(MACHINES)})")
     try:
         from scipy.optimize import nnls
     except ImportError as error:
@@ -212,7 +212,7 @@ def simulated(table: Configurations, factors: Sequence[Factor]) -> Trained:
     """
     column = next((each.name for each in factors if each.numeric and each.name.lower().startswith(SIMULATED)), None)
     if column is None:
-        raise Unfit(f"no column of numbers {SIMULATED}… has what `xsp predict RUN` says of each configuration")
+        raise Unfit(f"no numeric column {SIMULATED}… has the prediction of `xsp predict RUN` for each configuration")
     factor = float(np.exp(np.median(np.log(table.seconds / table.values[column].astype(float)))))
 
     def predict(values: Values) -> Floats:

@@ -37,7 +37,7 @@ def of_ddp(sizes: Sequence[int], bucket: int | None = None) -> Buckets:
     if bucket is not None and bucket <= 0:
         raise UsageError(f"a bucket of {bucket} bytes holds nothing; give a size above 0, such as 25MiB")
     if any(size < 0 for size in sizes):
-        raise UsageError("a gradient has no negative size")
+        raise UsageError("the size of a gradient must not be negative")
     limit = FIRST_BYTES if bucket is None else bucket
     found: list[tuple[int, ...]] = []
     held: list[int] = []
@@ -85,7 +85,7 @@ def merged(ready: Sequence[float], sizes: Sequence[float], start: float, per_byt
         UsageError: arrival times decrease, or the number of sizes differs.
     """
     if len(ready) != len(sizes) or any(after < before for before, after in itertools.pairwise(ready)):
-        raise UsageError("gradients must arrive in their order, each with its size")
+        raise UsageError("gradients must arrive in order, each with its size")
     total = [0.0]
     for size in sizes:
         total.append(total[-1] + size)

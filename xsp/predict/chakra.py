@@ -8,6 +8,8 @@ library.
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +37,25 @@ _ATTR_NAME, _DOUBLE, _INT64, _BOOL, _STRING = 1, 3, 9, 27, 29
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
 
+def check(folder: Path, ranks: int) -> None:
+    """Refuse a folder that `write` would refuse; it need not exist.
+
+    Raises:
+        OutputError: it is a file, or has files of a step on more ranks.
+        UsageError: there are too many ranks.
+    """
+    if ranks > MOST_RANKS:
+        raise UsageError(f"{ranks:,} files are too many: predict at most {MOST_RANKS:,} ranks with --chakra")
+    try:
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        more = next((each.name for each in folder.glob("rank.*.et") if _rank_of(each) >= ranks), None)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from error
+    if more is not None:
+        raise OutputError(f"{folder}: has {more} of a step on more ranks: name another folder")
+
+
 def write(found: Predicted, sizes: Sequence[int], folder: Path) -> int:
     """Write `rank.N.et` of each rank into a folder, and return the number of files.
 
@@ -48,14 +69,10 @@ def write(found: Predicted, sizes: Sequence[int], folder: Path) -> int:
         UsageError: there are too many ranks.
     """
     job = found.job
-    if job.ranks > MOST_RANKS:
-        raise UsageError(f"{job.ranks:,} files are too many: predict at most {MOST_RANKS:,} ranks with --chakra")
+    check(folder, job.ranks)
     classes = [kind for kind, (count, _) in enumerate(training.classes(job)) for _ in range(count)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        more = next((each.name for each in folder.glob("rank.*.et") if _rank_of(each) >= len(classes)), None)
-        if more is not None:
-            raise OutputError(f"{folder}: {more} of a step on more ranks is there: name another folder")
         contents = {kind: content(found, sizes, kind) for kind in set(classes)}
         for rank, kind in enumerate(classes):
             with atomic.written(folder / f"rank.{rank}.et", flush=False) as beside:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import os.path
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,7 +55,7 @@ class Link:
         """Reject constants that are negative, not finite, or too large."""
         for what in ("alpha", "beta", "gamma"):
             if seconds(getattr(self, what), f"{what} of the link {self.name}") > MOST_SECONDS:
-                raise UsageError(f"{what} of the link {self.name} is above {MOST_SECONDS:g} s, which is no link's")
+                raise UsageError(f"{what} of the link {self.name} is above {MOST_SECONDS:g} s, more than any link has")
 
     def shared(self, ranks: int) -> Link:
         """Return the link as seen by each of several ranks that all use it at the same time."""
@@ -63,7 +64,7 @@ class Link:
     @property
     def about(self) -> str:
         """The constants of the link in words, and their source."""
-        rate = f"{1e-9 / self.beta:.4g} GB/s" if self.beta else "no limit of bandwidth"
+        rate = f"{1e-9 / self.beta:.4g} GB/s" if self.beta else "unlimited bandwidth"
         return f"{self.name}: {self.alpha * 1e6:.4g} us, {rate}, {self.source}"
 
 
@@ -111,8 +112,8 @@ def link(text: str) -> Link:
     """
     if text.lower() in LINKS:
         return LINKS[text.lower()]
-    place = Path(text)
-    if "," in text and not place.is_file():
+    place, is_file = Path(text), os.path.isfile(text)  # `Path.is_file` raises for a text that is too long for a path
+    if "," in text and not is_file:
         alpha, *rates = (part.strip() for part in text.split(","))
         if len(rates) > 2:
             raise UsageError(f"{text!r} has {1 + len(rates)} parts; write ALPHA,BETA or ALPHA,BETA,GAMMA: 5us,10GB/s")
@@ -120,7 +121,7 @@ def link(text: str) -> Link:
             return Link(text, 0.0, 0.0)  # a link that costs nothing
         adding = _per_byte(rates[1]) if rates[1:] and rates[1] != "0" else 0.0
         return Link(text, _time(alpha), _per_byte(rates[0]), adding)
-    if place.is_file():
+    if is_file:
         return _of_file(place)
     raise UsageError(
         f"there is no link {text!r}{nearest(text, LINKS)}: give one of {', '.join(LINKS)}, ALPHA,BETA (5us,10GB/s), "
@@ -131,19 +132,19 @@ def link(text: str) -> Link:
 def _time(text: str) -> float:
     found = _TIME.fullmatch(text)
     if found is None or not _number(found[1]):
-        raise UsageError(f"{text!r} is no latency such as 5us or 5e-6")
+        raise UsageError(f"{text!r} is not a latency such as 5us or 5e-6")
     return float(found[1]) * _SECONDS[(found[2] or "").lower()]
 
 
 def _per_byte(text: str) -> float:
     found = _RATE.fullmatch(text)
     if found is None or not _number(found[1]):
-        raise UsageError(f"{text!r} is no rate such as 10GB/s or 25Gbit/s, and no seconds a byte such as 1e-10")
+        raise UsageError(f"{text!r} is neither a rate such as 10GB/s or 25Gbit/s nor seconds per byte such as 1e-10")
     value = float(found[1])
     _, prefix, binary, unit, of_bits, bits = found.groups()
     if unit is None and bits is None:
         if not 0 < value <= MOST_PER_BYTE:
-            raise UsageError(f"{text!r} without a unit is seconds a byte, which no link takes: write a rate, 10GB/s")
+            raise UsageError(f"{text!r} without a unit is seconds per byte, and too large: write a rate, 10GB/s")
         return value
     if not value:
         raise UsageError(f"{text!r}: a rate must be above 0")
@@ -163,7 +164,7 @@ def _of_file(path: Path) -> Link:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: no link can be read of it ({error})") from error
+        raise UsageError(f"{path}: no link can be read from it ({error})") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path}: a link is an object with alpha_s and beta_s_per_byte")
     alpha, beta, gamma = (
@@ -174,8 +175,8 @@ def _of_file(path: Path) -> Link:
         raise UsageError(f"{path}: alpha_s and beta_s_per_byte must be numbers")
     if not beta and alpha:
         raise UsageError(
-            f"{path}: beta_s_per_byte is 0, a link without a limit of bandwidth: write seconds a byte, "
-            "1e-10 for 10 GB/s, or 0 for alpha_s too, which is a link that costs nothing"
+            f"{path}: beta_s_per_byte is 0, which is unlimited bandwidth: write seconds per byte, 1e-10 for 10 GB/s, "
+            "or 0 for alpha_s too, for a link without cost"
         )
     name, source = (content.get(key) or absent for key, absent in (("name", path.stem), ("source", f"from {path}")))
     quoted = bool(content.get("quoted", False))
@@ -273,4 +274,4 @@ def scatter_seconds(over: Link, ranks: int, size: float) -> float:
 
 def _check(ranks: int) -> None:
     if not 1 <= ranks <= MOST_RANKS:
-        raise UsageError(f"{ranks} ranks: there are 1 to {MOST_RANKS:,}")
+        raise UsageError(f"{ranks} ranks: give 1 to {MOST_RANKS:,}")

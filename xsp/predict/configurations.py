@@ -120,17 +120,17 @@ def of_rows(
     time, scale = _time(columns, time, unit)
     for name in (*factors, *categories, *group):
         if name not in columns:
-            raise UsageError(f"there is no column {name!r}{nearest(name, columns) or _there_are(columns)}")
+            raise UsageError(f"no column {name!r}{nearest(name, columns) or _there_are(columns)}")
     if time in factors:
-        raise UsageError(f"{time} is the time itself, which it cannot depend on: name other columns")
+        raise UsageError(f"{time} is the time itself, and cannot be a factor: name other columns")
     timed = [(row, _number(row.get(time))) for row in rows]
     left: Counter[str] = Counter()
     left[f"without a time above 0 in {time}"] = sum(1 for _, each in timed if each is None or each <= 0)
     kept = [(row, each * scale) for row, each in timed if each is not None and each > 0]
     if not kept:
         texts = [row.get(time) for row in rows if not _is_missing(row.get(time)) and _number(row.get(time)) is None]
-        held = f", such as {str(texts[0])[:40]!r}; write numbers alone" if texts else ""
-        raise UsageError(f"column {time} holds no time above 0{held}")
+        held = f", such as {str(texts[0])[:40]!r}; write only numbers" if texts else ""
+        raise UsageError(f"column {time} has no time above 0{held}")
     chosen = list(dict.fromkeys(factors))
     unused: list[str] = []
     if not chosen:
@@ -138,7 +138,7 @@ def of_rows(
     if not chosen:
         raise UsageError(
             f"no column has more than one value in the {len(kept):,} of {len(rows):,} rows with a time: record "
-            "configurations that differ in something"
+            "different configurations"
         )
     if len(chosen) > MOST_FACTORS:
         raise UsageError(
@@ -153,7 +153,7 @@ def of_rows(
         else:
             left[f"without {lacks}"] += 1
     if not complete:
-        raise UsageError(f"no configuration has a value in all of {', '.join(chosen)}: leave out some")
+        raise UsageError(f"no configuration has a value for all of {', '.join(chosen)}: leave out some")
     values: dict[str, NDArray[Any]] = {}
     found = []
     for name in chosen:
@@ -192,7 +192,7 @@ def _time(columns: Sequence[str], time: str | None, unit: str | None) -> tuple[s
     if time is None:
         time = next((name for name in _TIMES if name in columns), None)
         if time is None:
-            raise UsageError(f"no column is known to be the time: name it, --time COLUMN{_there_are(columns)}")
+            raise UsageError(f"no column is recognised as the time: name it, --time COLUMN{_there_are(columns)}")
     elif time not in columns:
         raise UsageError(f"--time {time}: there is no such column{nearest(time, columns) or _there_are(columns)}")
     end = _UNIT.search(time)
@@ -237,11 +237,11 @@ def _chosen(
         if different < 2:
             continue
         if not name:  # the index of pandas, for example
-            unused.append("a column without a name is left out")
+            unused.append("a column without a name is not used")
         elif different > MOST_LEVELS and _is_category(rows, name, name in categories):
-            unused.append(f"column {name} is left out: it has {different:,} texts, more than {MOST_LEVELS}")
+            unused.append(f"column {name} is not used: it has {different:,} texts, more than {MOST_LEVELS}")
         elif len(values) * 2 <= len(rows):
-            unused.append(f"column {name} is left out: only {len(values):,} of {len(rows):,} rows have a value")
+            unused.append(f"column {name} is not used: only {len(values):,} of {len(rows):,} rows have a value")
         else:
             found.append(name)
     return found, unused
@@ -257,8 +257,8 @@ def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
     odd = next((each for each in values if not isinstance(each, (int, float, str, bool))), None)
     if odd is not None:
         raise UsageError(
-            f"column {plain(name)} holds {str(odd)[:40]!r}, which is neither a number nor a text: name the columns "
-            "that count, --extrinsic A,B"
+            f"column {plain(name)} has {str(odd)[:40]!r}, which is neither a number nor a text: name the columns "
+            "to use, --extrinsic A,B"
         )
     numbers = sum(1 for each in values if _number(each) is not None)
     if stated or not numbers:
@@ -266,7 +266,7 @@ def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
     if numbers < len(values):
         text = next(each for each in values if _number(each) is None)
         raise UsageError(
-            f"column {plain(name)} holds numbers, and {str(text)[:40]!r}: write numbers without units, or name it with "
+            f"column {plain(name)} has numbers, and {str(text)[:40]!r}: write numbers without units, or name it with "
             f"--category {plain(name)}"
         )
     return False
@@ -279,14 +279,14 @@ def _factor(name: str, given: list[Any], is_text: bool, values: dict[str, NDArra
         counted = Counter(texts)
         if len(counted) > MOST_LEVELS:
             raise UsageError(
-                f"column {plain(name)} has {len(counted):,} different texts, more than {MOST_LEVELS}: it is no factor"
+                f"column {plain(name)} has {len(counted):,} different texts, more than {MOST_LEVELS} of a factor"
             )
         values[name] = np.array(texts, dtype=object)
         return Factor(name, tuple(sorted(counted, key=lambda each: (-counted[each], each))))
     numbers = np.array([_number(each) for each in given], dtype=float)
     if numbers.min() <= 0:
         raise UsageError(
-            f"column {plain(name)} holds {numbers.min():g}, of which no power can be taken: add something, leave the "
+            f"column {plain(name)} has {numbers.min():g}, which cannot be raised to a power: add a constant, leave the "
             f"column out, or name it with --category {plain(name)}"
         )
     values[name] = numbers
@@ -307,7 +307,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
-            raise UsageError(f"{path} has {size / 1e6:,.0f} MB, more than {MOST_BYTES >> 20} MiB: sum up rows first")
+            raise UsageError(f"{path} has {size / 1e6:,.0f} MB, more than {MOST_BYTES >> 20} MiB: aggregate rows first")
         if kind == ".parquet":
             rows = _of_parquet(path)
         elif kind in (".csv", ".tsv"):
@@ -315,11 +315,11 @@ def read(path: Path) -> list[dict[str, Any]]:
         elif kind in (".json", ".jsonl"):
             rows = _of_json(path, lines=kind == ".jsonl")
         else:
-            raise UsageError(f"{path} is no table that is known: {SHAPES}")
+            raise UsageError(f"{path} is not a known kind of table: {SHAPES}")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}); {SHAPES}") from error
     if len(rows) > MOST_ROWS:
-        raise UsageError(f"{path} has {len(rows):,} rows, more than {MOST_ROWS:,}: sum up repetitions first")
+        raise UsageError(f"{path} has {len(rows):,} rows, more than {MOST_ROWS:,}: aggregate repetitions first")
     return rows
 
 
@@ -337,7 +337,7 @@ def _of_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
                     )
                 rows.append(row)
     except (csv.Error, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: is no table in CSV ({plain(str(error))})") from error
+        raise UsageError(f"{path}: not a CSV table ({plain(str(error))})") from error
     if not rows:
         raise UsageError(f"{path}: there are no rows; {SHAPES}")
     return rows
@@ -354,8 +354,8 @@ def _check_names(path: Path, names: Sequence[str], delimiter: str) -> None:
     )
     if other:
         raise UsageError(
-            f"{path}: columns are separated by {other!r} there, and a {path.suffix} has {delimiter!r}: write it so, "
-            "with a point in numbers"
+            f"{path}: columns are separated by {other!r}, and a {path.suffix} needs {delimiter!r}: convert it, with "
+            "decimal points in numbers"
         )
     double = next((name for name in names if name and names.count(name) > 1), None)
     if double is not None:
@@ -367,11 +367,11 @@ def _of_json(path: Path, lines: bool) -> list[dict[str, Any]]:
         text = path.read_text(encoding="utf-8-sig")
         content = [json.loads(line) for line in text.split("\n") if line.strip()] if lines else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: is no JSON ({plain(str(error))[:80]})") from error
+        raise UsageError(f"{path}: not JSON ({plain(str(error))[:80]})") from error
     if isinstance(content, dict):
         content = content.get("rows", content.get("configurations"))
     if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
-        raise UsageError(f"{path}: holds no list of objects, one for each configuration")
+        raise UsageError(f"{path}: not a list of objects, one for each configuration")
     return content
 
 
@@ -386,7 +386,7 @@ def _of_parquet(path: Path) -> list[dict[str, Any]]:
         names = [each[0] for each in found.description or ()]
         rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
     except duckdb.Error as error:
-        raise UsageError(f"{path}: is no Parquet ({plain(str(error)).splitlines()[0][:80]})") from error
+        raise UsageError(f"{path}: not Parquet ({plain(str(error)).splitlines()[0][:80]})") from error
     finally:
         con.close()
     return [{name: _of_sql(value) for name, value in row.items()} for row in rows]

@@ -100,10 +100,10 @@ def slow_rank(trace: Trace) -> str | None:
     if first["rank"] not in took or not others or not others[len(others) // 2]:
         return None
     factor = float(took[first["rank"]]) / others[len(others) // 2]
-    own = "; the figures are of it" if first["rank"] == trace.rank else f": --straggler {factor:.3g} predicts with it"
+    own = "; the figures are for it" if first["rank"] == trace.rank else f": --straggler {factor:.3g} includes it"
     return (
         f"slow rank: rank {first['rank']} came last to {first['last_for_certain']} of {first['collectives']} "
-        f"collectives, and its device works {factor:.3g} times as long as that of the median rank{own}"
+        f"collectives, and its device is busy {factor:.3g} times as long as that of the median rank{own}"
     )
 
 
@@ -120,31 +120,29 @@ def of(trace: Trace) -> OnDevice:
     work, lanes, exposed, of_others, waited = _walked(rows)
     if not any(each.phase == "backward" for each in work):
         raise AnalysisError(
-            f"{trace.name!r} holds no device work of a backward pass: it is no training step, or the profiler did not "
-            "record its operators"
+            f"{trace.name!r} has no device work of a backward pass: it is not a training step, or the profiler did "
+            "not record its operators"
         )
     told = [
         f"forward, backward, update: {len(work):,} kernels and copies of one device in {steps} "
-        f"step{'s' * (steps > 1)}, each with the gap before it; what is before a copy is other work"
+        f"step{'s' * (steps > 1)}, each with the gap before it; the gap before a copy is other work"
     ]
     if exposed:
-        told.append(
-            f"left out are {exposed / steps * 1e3:.3g} ms of a step: sums of gradients with nothing beside them"
-        )
+        told.append(f"removed: {exposed / steps * 1e3:.3g} ms of a step, gradient collectives that nothing overlaps")
     slow = slow_rank(trace)
     if slow is not None:
         told.append(slow)
-    unknown = ["how much longer computation took because collectives ran beside it"] if sent else []
+    unknown = ["how much collectives slowed down computation beside them"] if sent else []
     if others:
         unknown.append(
-            f"collectives that are no sums of gradients ({others}): the {of_others / steps * 1e3:.3g} ms of a step "
-            "that they take with nothing beside them stay as recorded, on any number of ranks"
+            f"other collectives ({others}): the {of_others / steps * 1e3:.3g} ms of a step that they take with nothing "
+            "overlapping stay as recorded, on any number of ranks"
         )
     if devices > 1:
-        unknown.append(f"{devices - 1} of {devices} devices: the step is of the lowest one")
+        unknown.append(f"{devices - 1} of {devices} devices: the step is that of the first one")
     layers, plan, lasted = _layers(work, sent, steps, unknown)
     if plan is None and not any(each.layer for each in work):
-        unknown.append(f"modules: the backward pass is cut into {PIECES} pieces of equal time")
+        unknown.append(f"modules: the backward pass is divided into {PIECES} pieces of equal time")
     update, copy = (sum(each.took for each in work if each.phase == phase) / steps for phase in ("update", "copy"))
     step = (sum(each.took for each in work) + waited + exposed + of_others) / steps
     return OnDevice(layers, update, copy, exposed / steps, of_others / steps, step, plan, lasted, lanes, told, unknown)
@@ -350,8 +348,8 @@ def _cut(
     if len(took) > 1 and 2 * len(took[sizes]) <= counted:
         whole_mb = sorted(sum(each) / 1e6 for each in took)
         unknown.append(
-            f"bytes of the gradients: {counted} steps sent {len(took)} different sets of sums, of {whole_mb[0]:.4g} to "
-            f"{whole_mb[-1]:.4g} MB, so the trace may lack some; those of a set of {sum(sizes) / 1e6:.4g} MB are taken"
+            f"bytes of the gradients: {counted} steps sent {len(took)} different sets, of {whole_mb[0]:.4g} to "
+            f"{whole_mb[-1]:.4g} MB, so the trace may be incomplete; a set of {sum(sizes) / 1e6:.4g} MB is used"
         )
     whole = sum(each.took for each in backward) / steps
     means = [sum(pieces) / len(took[sizes]) for pieces in zip(*took[sizes], strict=True)]

@@ -27,15 +27,27 @@ NAME = "xsp-fit.json"
 MOST_BYTES = 256 << 20
 
 
+def check(place: Path) -> None:
+    """Refuse a file that is not a fit, and that `write` would not replace; it need not exist.
+
+    Raises:
+        OutputError: the file exists and is not a fit, or cannot be read.
+    """
+    try:
+        if place.exists() and not _is_one(place):
+            raise OutputError(f"{place}: exists, and is not a fit of xsp: name another file with --out")
+    except OSError as error:
+        raise OutputError(f"{place}: cannot be written ({error.strerror or error}); name another with --out") from error
+
+
 def write(found: Judged, place: Path) -> None:
     """Write a fit to a file; an existing fit is replaced.
 
     Raises:
         OutputError: the file exists and is not a fit, or it cannot be written.
     """
+    check(place)
     try:
-        if place.exists() and not _is_one(place):
-            raise OutputError(f"{place}: is there, and is no fit of xsp: name another file with --out")
         with atomic.written(place) as beside:
             beside.write_text(json.dumps(_content(found), allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
@@ -94,14 +106,14 @@ def read(place: Path) -> Judged:
             raise ValueError("it is too large")
         content = json.loads(place.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("xsp_fit") != VERSION:
-            raise ValueError(f"it says no xsp_fit {VERSION}")
+            raise ValueError(f"it does not have xsp_fit {VERSION}")
         return _of(content)
     except FileNotFoundError as error:
-        raise UsageError(f"{place}: there is no fit: make one, xsp predict fit TABLE -o {place}") from error
+        raise UsageError(f"{place}: no such fit: make one, xsp predict fit TABLE -o {place}") from error
     except OSError as error:
         raise UsageError(f"{place}: cannot be read ({error.strerror or error})") from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{place}: is no fit of xsp ({str(error)[:60]}): make one with xsp predict fit") from error
+        raise UsageError(f"{place}: not a fit of xsp ({str(error)[:60]}): make one with xsp predict fit") from error
 
 
 def _of(content: Mapping[str, Any]) -> Judged:
@@ -121,25 +133,25 @@ def _of(content: Mapping[str, Any]) -> Judged:
     if any(len(each) != len(table) for each in (*values.values(), table.groups)) or not len(table):
         raise ValueError("its columns differ in length")
     if not (np.isfinite(table.seconds) & (table.seconds > 0)).all():
-        raise ValueError("a time is none")
+        raise ValueError("a time is invalid")
     numbers = [values[each.name] for each in factors if each.numeric]
     if not all((np.isfinite(each) & (each > 0)).all() for each in numbers):
-        raise ValueError("a number is none")
+        raise ValueError("a number is invalid")
     if not all(0 < each.low <= each.high and each.reference > 0 for each in factors if each.numeric):
-        raise ValueError("a range is none")
+        raise ValueError("a range is invalid")
     split = Split(tuple(content["split"]["intrinsic"]), tuple(content["split"]["extrinsic"]), content["split"]["each"])
     for name in (*split.intrinsic, *split.extrinsic):
         table.factor(name)
     fits = {each["of"]: _fit(table, each) for each in content["fits"]}
     errors, seed = _errors(content["errors"]), int(content["seed"])
     if errors[0].model not in (judging.GENERIC, *BASELINES):
-        raise ValueError("its model is none")
+        raise ValueError("its model is invalid")
     if set(fits) != ({None} if split.each is None else set(table.factor(split.each).levels)):
-        raise ValueError("its fits are others than its kinds")
+        raise ValueError("its fits do not match its kinds")
     beyond = tuple(Beyond(str(a), _real(b), int(c), _errors(d)) for a, b, c, d in content["beyond"])
     residuals = np.array([_real(each) for each in content["residuals"]])
     if not len(residuals) or seed < 0:
-        raise ValueError("its residuals or its seed are none")
+        raise ValueError("its residuals or its seed are invalid")
     missing = {str(name): str(reason) for name, reason in content.get("missing", {}).items()}
     return Judged(table, split, seed, fits, errors, residuals, int(content["groups"]), beyond, missing)
 
@@ -157,9 +169,9 @@ def _fit(table: Configurations, held: Mapping[str, Any]) -> Fit:
     made = [(np.array(one, dtype=float), np.array(other, dtype=float)) for one, other in pairs]
     for one, other in made:
         if one.shape != (len(form.shapes),) or other.shape != (len(form.coefficients),):
-            raise ValueError("its parameters are not those of its form")
+            raise ValueError("its parameters do not match its form")
         if not (np.isfinite(one).all() and np.isfinite(other).all()):
-            raise ValueError("a parameter is none")
+            raise ValueError("a parameter is invalid")
     if len(made) < 2:
         raise ValueError("it has no resampled fits")
     return Fit(form, *made[0], Penalty(str(kind), _real(strength)), tuple(made[1:]))
@@ -175,5 +187,5 @@ def _errors(held: Any) -> tuple[Error, ...]:
 def _real(value: Any) -> float:
     found = float(value)
     if not math.isfinite(found):
-        raise ValueError("a figure is none")
+        raise ValueError("a figure is invalid")
     return found

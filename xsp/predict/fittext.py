@@ -20,24 +20,24 @@ from xsp.scrub import plain
 ACROSS = 3
 """Number of factors side by side, so that a line fits a terminal."""
 
-FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C, the product's own form; squared relative error is made least"
+FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C; squared relative errors are minimised"
 
 
 def page(found: Judged) -> str:
     """Return the fits, the errors of all models on held-out configurations, and what the data do not determine."""
     table = found.table
     kinds = f"{len(table):,} rows, {found.groups:,} groups of configurations"
-    lines = wrapped(f"{kinds}; each error is of groups held out, {len(table):,} rows in all", "  ")
+    lines = wrapped(f"{kinds}; errors are those of held-out groups, {len(table):,} rows in total", "  ")
     lines += ["", *columns(("model", "mean error", "median", "90 % below"), map(_error, found.errors), left=1)]
     if found.beyond:
-        lines += ["", "beyond: mean error in the largest values (rows), learned from smaller ones"]
+        lines += ["", "beyond: mean error for the largest values (rows), learned from smaller ones"]
         lines += _beyond(found.beyond)
     lines += ["", *wrapped(verdict(found), "  ")]
     for value, fit in found.fits.items():
         lines += ["", *wrapped(_head(found, value, fit), "  ")]
         rows = map(_parameter, identified.parameters(fit, len(_own(found, value))))
         lines += columns(("parameter", "value", "from", "to"), rows, left=1)
-        lines += listed("not told", _not_told(found, value, fit))
+        lines += listed("not determined", _not_told(found, value, fit))
     lines += ["", *listed("note", (*found.dropped, *_without(found), *table.notes, f"form: {FORM}"))]
     return "\n".join(lines)
 
@@ -51,7 +51,7 @@ def verdict(found: Judged) -> str:
     own = next((each for each in found.errors if each.model == GENERIC), None)
     if own is None:
         return (
-            f"The generic model is not offered: without the rows held out, too few are left for it. "
+            f"The generic model is not offered: too few rows are left for it without those held out. "
             f"xsp predict at uses the {found.offered} model."
         )
     best = next(each for each in found.errors if each.model != GENERIC)
@@ -145,14 +145,14 @@ def _not_told(found: Judged, value: str | None, fit: Fit) -> list[str]:
     ]
     tied = identified.ties(fit)
     said += [
-        f"{plain(one)} and {plain(other)} trade off, only together they are told (correlation {related:+.2f})"
+        f"{plain(one)} and {plain(other)} trade off: only their combination is determined (correlation {related:+.2f})"
         for one, other, related in sorted(tied, key=lambda each: -abs(each[2]))[:6]
     ]
     if len(tied) > 6:
         said.append(f"{len(tied) - 6} more pairs trade off")
     size = identified.condition(fit, table)
     if size > 1e3:
-        text = "some combination of parameters is not told at all" if math.isinf(size) else f"condition {size:.3g}"
+        text = "some combination of parameters is not determined" if math.isinf(size) else f"condition {size:.3g}"
         said.append(f"{text}: parameters are less certain than predictions")
     return said
 
@@ -200,7 +200,7 @@ def points(found: Judged, those: Sequence[Point]) -> str:
     lines += listed("extrapolated (!)", list(said)[:8])
     if said:
         lines += wrapped(
-            "note: the interval is that of configurations within what was recorded; outside it is wider", "  "
+            "note: the interval is for configurations within the recorded ranges; outside it is too narrow", "  "
         )
     return "\n".join(lines)
 
@@ -242,16 +242,16 @@ def points_json(found: Judged, those: Sequence[Point]) -> dict[str, Any]:
 def following(found: Judged, those: Sequence[Next], point: Mapping[str, float | str] | None) -> str:
     """Return a table of the configurations to record next."""
     if not those:
-        return "Every combination of the recorded values is recorded: record other values, larger ones first."
+        return "Every combination of the recorded values has been recorded: record other values, larger ones first."
     rows = [
         [f"{place}", duration(1e3 * each.predicted), f"± {100 * each.doubt:.2g} %", duration(1e3 * each.cost),
          f"{100 * each.left:.0f} %", _text(each.configuration)] for place, each in enumerate(those, 1)
     ]  # fmt: skip
-    lines = _rows(("", "step", "doubt", "cost", "doubt left", "configuration"), rows)
-    of = "all combinations of recorded values" if point is None else "the point that was asked for"
+    lines = _rows(("", "step", "uncertainty", "cost", "remaining", "configuration"), rows)
+    of = "all combinations of recorded values" if point is None else "the given configuration"
     text = (
-        f"doubt: how much the resampled fits of {found.offered} differ there; doubt left: of {of}, expected once this "
-        "and those before it are recorded; cost: of recording it"
+        f"uncertainty: how much the resampled fits of {found.offered} differ; remaining: expected for {of}, once this "
+        "configuration and those before it are recorded; cost: time to record it"
     )
     return "\n".join([*lines, "", *wrapped(text, "  ")])
 

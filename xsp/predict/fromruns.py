@@ -48,7 +48,7 @@ def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]
     for source in sources:
         place = Path(source).expanduser()
         if not place.exists():
-            raise UsageError(f"{source}: is not there; {configurations.SHAPES}")
+            raise UsageError(f"{source}: does not exist; {configurations.SHAPES}")
         if not place.is_dir():
             found += configurations.read(place)
             continue
@@ -69,7 +69,7 @@ def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]
     if not found:
         raise UsageError(left[0] if left else f"there are no rows; {configurations.SHAPES}")
     if len(found) > configurations.MOST_ROWS:
-        raise UsageError(f"{len(found):,} rows, more than {configurations.MOST_ROWS:,}: sum up repetitions first")
+        raise UsageError(f"{len(found):,} rows, more than {configurations.MOST_ROWS:,}: aggregate repetitions first")
     return found, tuple(left)
 
 
@@ -79,7 +79,7 @@ def _runs(place: Path, left: list[str]) -> Iterable[Path]:
         return load.parts(place)
     inside = sorted(each for each in place.iterdir() if each.is_dir() and rundir.is_one(each))
     if not inside:
-        raise UsageError(f"{place}: is no run, and holds none; {configurations.SHAPES}")
+        raise UsageError(f"{place}: not a run, and contains none; {configurations.SHAPES}")
     found: list[Path] = []
     for each in inside:
         try:

@@ -99,7 +99,7 @@ def form(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequence[st
         for name in names:
             factor = table.factor(name)
             if len(set(table.values[name].tolist())) < 2:
-                dropped.append(f"{name} has one value, so nothing tells its effect: it is left out")
+                dropped.append(f"{name} has only one value, so its effect cannot be determined: it is left out")
                 continue
             if kind == "extrinsic":
                 factor = _of_rows(factor, table.values[name])
@@ -233,7 +233,7 @@ def needed(table: Configurations, made: Form) -> None:
     different = len(set(zip(*columns, strict=True)))
     if different <= made.numbers:
         raise UsageError(
-            f"{different} different configurations cannot tell {made.numbers} parameters: record "
+            f"{different} different configurations cannot determine {made.numbers} parameters: record "
             f"{made.numbers + 1 - different} more, or name fewer factors"
         )
 

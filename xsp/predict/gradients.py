@@ -44,18 +44,16 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
         if tied is not None:
             own[tied] = 0  # an earlier module shares them; they arrive in its backward pass
         else:
-            unknown.append(f"{excess:,} bytes of parameters that modules share count twice")
+            unknown.append(f"{excess:,} bytes of parameters that modules share are counted twice")
     if not any(own.values()):
         return None
     absent = sum(1 for each in layers if each.name not in own)
     if 0 < absent < len(layers) and not idle:
         unknown.append(f"parameters of {absent} of {len(layers)} calls of modules")
     if is_known:
-        unknown.append("how many parameters a module has: its own are taken to have one gradient")
+        unknown.append("how many parameters a module has: all of its own count as one gradient")
     else:
-        unknown.append(
-            "parameters that are frozen: each is taken to have a gradient of its own size, one for each module"
-        )
+        unknown.append("frozen parameters: all parameters are assumed to have gradients, one for each module")
     frozen = max(0, parameters - whole)
     told = "gradients: the parameters of each module, as recorded"
     if frozen:

@@ -81,18 +81,18 @@ def of(trace: Trace, answers: Answers) -> OnHost:
     took = {row["phase"]: (row["ms"] or 0.0) / 1e3 for row in answers["phases"].dicts()}
     if not took.get(BACKWARD) or not took.get(FORWARD):
         raise AnalysisError(
-            f"{trace.name!r} holds no training step with a forward and a backward pass: record one, "
+            f"{trace.name!r} has no training step with a forward and a backward pass: record one, "
             "`xsp run train.py` or `xsp profile MODEL --train`"
         )
     waited = _waited_for_ranks(trace)
     if waited:
-        told.append(f"of the backward pass {waited * 1e3:.3g} ms are left out: collectives with nothing beside them")
+        told.append(f"removed: {waited * 1e3:.3g} ms of the backward pass, collectives that nothing overlaps")
     backward = max(0.0, took[BACKWARD] - waited)
     again, count = closures(trace), batches(trace)
     if again > 1:
         unknown.append(
-            f"how often gradients travel: the optimizer has them computed {again} times in a step, and each time "
-            "DistributedDataParallel sends them; here they travel once"
+            f"how often gradients are sent: the optimizer computes them {again} times in a step, and "
+            "DistributedDataParallel sends them each time; here they are sent once"
         )
     rows = _layers(trace)
     told.append(
@@ -105,7 +105,7 @@ def of(trace: Trace, answers: Answers) -> OnHost:
         unknown.append("modules: record with --levels M/L; all gradients arrive at the end of the backward pass")
     else:
         if not known:
-            unknown.append("backward of each layer: no operators were recorded, so it is spread as the forward pass is")
+            unknown.append("backward of each layer: no operators were recorded, so it is divided like the forward pass")
         layers = _in_order(rows, took[FORWARD] / own, backward, count)
     other = took.get(REST, 0.0) + took.get(BETWEEN, 0.0)
     return OnHost(
@@ -219,18 +219,45 @@ def closures(trace: Trace) -> int:
 
 
 def _waited_for_ranks(trace: Trace) -> float:
-    """Return the seconds of the backward pass in which a collective of the host ran and no operator did."""
+    """Return the seconds of the backward pass that waited for collectives of the host.
+
+    After the last operator of a layer, DistributedDataParallel waits for all collectives: all time with a collective
+    and without an operator is a wait. Before it, a gap between operators is a wait only for collectives that ended in
+    it. Nothing waited for a collective that still ran when the next operator began: such a gap is the program's own,
+    and is there on any number of ranks.
+    """
     rows = trace.sql(
         f"""
         SELECT CASE WHEN kind = '{Kind.BACKWARD}' THEN 'pass' WHEN {_SENT} THEN 'sent' ELSE 'ran' END AS what,
-               start_ns, start_ns + dur_ns
+               start_ns, start_ns + dur_ns, parent_rule IS NOT DISTINCT FROM '{Rule.SEQUENCE}'
         FROM merged WHERE kind = '{Kind.BACKWARD}' OR level = {int(Level.OP)} AND phase = 'backward'
             AND NOT starts_with(name, 'c10d::') OR {_SENT}
         """
     ).fetchall()
-    those = {what: _union([(a, b) for each, a, b in rows if each == what]) for what in ("pass", "sent", "ran")}
-    inside = _both(those["pass"], those["sent"])
-    return (_length(inside) - _length(_both(inside, those["ran"]))) / 1e9
+    those = {what: [(a, b) for each, a, b, _ in rows if each == what] for what in ("pass", "sent", "ran")}
+    of_layers = [(a, b) for what, a, b, of_layer in rows if what == "ran" and of_layer]
+    waited, ran = 0, _union(those["ran"])
+    for begin, stop in _union(those["pass"]):
+        computed = max((b for a, b in of_layers if begin <= a < stop), default=begin)
+        for start, end in _without([(begin, stop)], ran):
+            sent = [(a, b) for a, b in those["sent"] if b > start and (start >= computed or b <= end)]
+            waited += _length(_both([(start, end)], _union(sent)))
+    return waited / 1e9
+
+
+def _without(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the intervals of a union that another one does not cover."""
+    marks = sorted(
+        [(at, step, 0) for start, end in one for at, step in ((start, 1), (end, -1))]
+        + [(at, 0, step) for start, end in other for at, step in ((start, 1), (end, -1))]
+    )
+    found: list[tuple[int, int]] = []
+    inside = covered = before = 0
+    for at, of_one, of_other in marks:
+        if inside and not covered and at > before:
+            found.append((before, at))
+        inside, covered, before = inside + of_one, covered + of_other, at
+    return found
 
 
 def _union(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -102,9 +102,9 @@ def split_of(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequenc
     """
     if each is not None:
         if table.factor(each).numeric:
-            raise UsageError(f"--each {each}: is a number; name a category, or say --category {each}")
+            raise UsageError(f"--each {each}: is a number; name a category, or add --category {each}")
         if each in (*intrinsic, *extrinsic):
-            raise UsageError(f"--each {each}: has a model for each value, so it is no factor as well")
+            raise UsageError(f"--each {each}: has a model for each value, so it cannot be a factor too")
     rest = [name.name for name in table.factors if name.name not in (*intrinsic, *extrinsic) and name.name != each]
     return Split(tuple(intrinsic), (*extrinsic, *rest), each)
 
@@ -126,7 +126,7 @@ def judge(
         alone = {*kinds[out].tolist()} - {*kinds[inside].tolist()}
         if alone and split.each is not None:
             raise UsageError(
-                f"--each {split.each}: all rows of {min(alone)} are held out at once, so that no model is left to test "
+                f"--each {split.each}: all rows of {min(alone)} are held out at once, so no model is left to be tested "
                 "on them: hold out other rows together (--group, --seed), or omit --each"
             )
     fits = {
@@ -317,7 +317,7 @@ def asked_values(judged: Judged, asked: Sequence[Mapping[str, float | str]]) -> 
         unknown = [name for name in each if name not in {factor.name for factor in factors}]
         lacks = [factor.name for factor in factors if factor.name not in each]
         if unknown or lacks:
-            which = f"{unknown[0]} is no factor of the fit" if unknown else f"no value is given for {', '.join(lacks)}"
+            which = f"{unknown[0]} is not in the fit" if unknown else f"no value is given for {', '.join(lacks)}"
             raise UsageError(f"{which}; it has {', '.join(factor.name for factor in factors)}")
         for factor in factors:
             _check(factor, each[factor.name])
@@ -332,7 +332,7 @@ def _check(factor: Factor, value: float | str) -> None:
         if value not in factor.levels:
             raise UsageError(f"{factor.name}={value} was never recorded; there are {', '.join(factor.levels)}")
     elif isinstance(value, str) or not 0 < value < 1e100:
-        raise UsageError(f"{factor.name}={value} is no number above 0")
+        raise UsageError(f"{factor.name}={value} is not a number above 0")
 
 
 def outside(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]:
@@ -345,7 +345,7 @@ def outside(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]
         if not factor.low <= value <= factor.high:
             times = value / factor.high if value > factor.high else factor.low / value
             side, end = ("above", factor.high) if value > factor.high else ("below", factor.low)
-            found.append(f"{factor.name} is {times:.3g} times {side} what was recorded ({end:g})")
+            found.append(f"{factor.name} is {times:.3g} times {side} the recorded values ({end:g})")
     return tuple(found) if found else _not_between(judged, asked)
 
 
@@ -373,4 +373,4 @@ def _not_between(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str,
         _, apart = nnls(points, wanted)
     except RuntimeError:
         return ()
-    return () if apart < 1e-6 else ("it lies outside of the combinations that were recorded",)
+    return () if apart < 1e-6 else ("it is outside the recorded combinations",)

@@ -75,7 +75,7 @@ class Measured:
             known = sorted({count for name, count in self.shapes if name == what})
             there = f"there are figures of {', '.join(map(str, known))} ranks" if known else "there are none"
             raise UsageError(
-                f"{what} of {ranks} ranks was not measured here ({there}): take it with `xsp bench collectives --ranks "
+                f"{what} of {ranks} ranks was not measured here ({there}): measure it, `xsp bench collectives --ranks "
                 f"{ranks}`; for ranks on several machines give their link"
             )
         piece = shape.piece(size)
@@ -97,36 +97,36 @@ class Measured:
 
     def notes(self, ranks: Sequence[int], largest: float) -> list[str]:
         """Return notes on the link for some numbers of ranks and the bytes of the largest bucket."""
-        found = ["The link is this machine, and loopback is no network; on several machines it would be another one."]
+        found = ["The link is this machine, and loopback is not a network; several machines have another link."]
         if self.other_cpu is not None:
             found.append(
-                f"The run was recorded on {self.other_cpu}, which is not the processor here: ranks here would compute "
-                "at another speed."
+                f"The run was recorded on another processor, {self.other_cpu}: ranks here would compute at another "
+                "speed."
             )
         if self.threads != self.timed_threads and max(ranks) > 1:
             found.append(
-                f"The run has {_threads(self.threads)}, ranks were timed with {self.timed_threads}: how much longer "
-                f"they compute at once is at least what their cores make it. `xsp bench collectives --threads "
-                f"{self.threads}` times them so; under torchrun a rank has one thread, unless OMP_NUM_THREADS is set."
+                f"The run has {_threads(self.threads)}, ranks were timed with {self.timed_threads}: their slowdown is "
+                f"at least the ratio of threads to cores. `xsp bench collectives --threads {self.threads}` measures "
+                "it; under torchrun a rank has one thread, unless OMP_NUM_THREADS is set."
             )
         for count in ranks:
             if count == 1:
                 continue
             shared = self.sharing.get(count)
             if shared is None:
-                found.append(f"How much longer {count} ranks compute at once was not measured, and is left out.")
+                found.append(f"The slowdown of {count} ranks that compute at once was not measured; it is left out.")
                 continue
             of = f" of {_threads(self.threads)}" if self.threads > 1 else ""
             more = f"Cores are shared: {count} ranks{of} have {self.cores}. " if self.crowded(count) else ""
             found.append(
                 f"{more}{count} ranks at once: products take {shared.computing:.2f} times as long, copies "
-                f"{shared.copying:.2f}; each second of collectives beside computing costs both {shared.lost:.2f} s."
+                f"{shared.copying:.2f}; a second of collectives beside computation costs both {shared.lost:.2f} s."
             )
             shape = self.shapes.get(("all_reduce", count))
             if shape is not None and largest > shape.reach:
                 found.append(
                     f"A bucket of {largest / 1e6:.4g} MB is beyond the {shape.reach / 1e6:.4g} MB up to which the "
-                    f"all-reduce of {count} ranks may be extrapolated."
+                    f"all-reduce of {count} ranks can be extrapolated."
                 )
         return found
 
@@ -190,7 +190,7 @@ def reading(timings: Timings, size: int) -> tuple[float, str]:
              if each.family.name in READS and each.shape is not None]  # fmt: skip
     if not found:
         raise UsageError(
-            f"{timings.folder}: no reading from storage was timed on this machine: `xsp bench transfers --families "
+            f"{timings.folder}: reading from storage was not timed on this machine: `xsp bench transfers --families "
             "storage`, or give READ as a time"
         )
     curve = min(found, key=lambda each: READS.index(each.family.name))
@@ -198,9 +198,9 @@ def reading(timings: Timings, size: int) -> tuple[float, str]:
     assert shape is not None
     told = f"reading: a batch of {size / 1e6:.4g} MB as {curve.name} takes on this machine (xsp bench transfers)"
     if curve.family.name == "read-cached":
-        told += ", from memory: nothing tells what the disk takes"
+        told += ", from memory: the time of the disk is unknown"
     if size > shape.reach:
-        told += f", beyond the {shape.reach / 1e6:.4g} MB up to which it may be extrapolated"
+        told += f", beyond the {shape.reach / 1e6:.4g} MB up to which it can be extrapolated"
     return max(0.0, shape.seconds(size)), told
 
 

@@ -23,7 +23,7 @@ from xsp.schema import Level
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
 
-WAITED = "a loader's workers: waiting for data is taken as it was, --loader says what it is made of"
+WAITED = "a loader's workers: waiting for data stays as recorded; --loader states its parts"
 
 UNEQUAL = 0.02
 """Maximum share by which the parts of a step may exceed it without an entry in `unknown`."""
@@ -76,16 +76,16 @@ class Recorded:
             UsageError: the number of samples of the run is unknown.
         """
         if not self.samples:
-            raise UsageError(f"{self.name} does not tell how many samples its step has, so --batch cannot be applied")
+            raise UsageError(f"{self.name} does not record the samples of its step, so --batch cannot be applied")
         factor = batch / self.samples
-        told = f"times of {self.samples:g} samples are scaled to {batch}, as if a sample took the same in any batch"
+        told = f"times of {self.samples:g} samples are scaled to {batch}, as if the time per sample were constant"
         return replace(
             self, work=self.work.scaled(factor, 1.0, factor), samples=float(batch), unknown=(*self.unknown, told)
         )
 
     def computing(self, factor: float) -> Recorded:
         """Return the step with the time of passes, update and other work multiplied by a factor."""
-        told = f"what computes so much faster or slower: all work of a rank is taken to last {factor:g} times as long"
+        told = f"the device that --compute stands for: all work of a rank is assumed to take {factor:g} times as long"
         work = self.work.scaled(factor, factor)
         return replace(self, work=work, unknown=(*self.unknown, told)) if factor != 1.0 else self
 
@@ -148,7 +148,7 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
     batches = 1
     if len(trace.run.kinds) > 1:
         name = next((each.name for each in trace.run.kinds if each.kind == trace.kind), "the one with the most time")
-        told.append(f"kind of step: {name}, one of {len(trace.run.kinds)} of the run; --kind takes another")
+        told.append(f"kind of step: {name}, one of {len(trace.run.kinds)} of the run; --kind selects another")
     on_device = trace.has(Level.KERNEL)
     loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
     if on_device:
@@ -169,37 +169,37 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
     layers = parts.layers
     of_modules = None if plan is not None else gradients.of_modules(trace, layers, unknown)  # a plan has its own layers
     if stated is not None and (of_modules is not None or plan is not None):
-        raise UsageError(f"{trace.name} tells the sizes of its gradients: omit --gradients")
+        raise UsageError(f"{trace.name} has the sizes of its gradients: omit --gradients")
     if of_modules is not None:
         layers, plan, lasted = of_modules.layers, None, ()
         told.append(of_modules.told)
     elif plan is not None:
-        told.append("gradients: the all-reduces that the trace has, with their sizes")
+        told.append("gradients: the all-reduces of the trace, with their sizes")
     elif stated is not None:
         layers = gradients.spread(layers, stated)
         told.append("gradients: as stated, spread over the backward pass in proportion to time")
     else:
         raise AnalysisError(
-            f"{trace.name!r} tells neither the parameters of its modules nor the sizes of its collectives: give the "
+            f"{trace.name!r} has neither the parameters of its modules nor the sizes of its collectives: give the "
             "bytes of all gradients, --gradients 100MB"
         )
     work = _fitting(parts._replace(layers=layers), step - exposed, unknown)
     passes = batches
     work, batches = _of_one_batch(work, passes)
     if batches < passes:
-        unknown.append(f"how the {passes} batches of an update differ: the step is taken as one batch of their size")
+        unknown.append(f"how the {passes} batches of an update differ: the step is treated as one batch of their size")
     if batches > 1:
         told.append(
-            f"the run accumulates the gradients of {batches} batches: they travel in the last one's backward pass, as "
-            "within DistributedDataParallel.no_sync(); without that they travel in each"
+            f"the run accumulates the gradients of {batches} batches: they are sent in the last one's backward pass, "
+            "as with DistributedDataParallel.no_sync(); without it they are sent in each"
         )
     if parts.data:
         unknown.append(WAITED)
     samples = loop.samples if loop is not None and loop.samples else trace.run.batch_size
     if not samples:
-        unknown.append("samples of a step")
+        unknown.append("number of samples of a step")
     if ends is None:
-        unknown.append("interval of the step: its steps tell none")
+        unknown.append("confidence interval of the step: its steps do not give one")
     return Recorded(
         trace.name, work, step, ends, _ranks(trace),
         samples / batches if samples else None, plan, tuple(told), tuple(unknown), lanes, batches,
@@ -218,7 +218,7 @@ def measured(
         AnalysisError: the trace has none of them.
     """
     if loop is not None and loop.mean_ns:
-        told.append("step: the loop's iteration, of steps that were not recorded")
+        told.append("step: iterations of the loop that were not recorded")
         return loop.mean_ns / 1e9, (loop.ends.lo / 1e9, loop.ends.hi / 1e9) if loop.ends is not None else None
     found = steptime.of(answers)
     if found is not None and found.what != "window":
@@ -226,8 +226,8 @@ def measured(
         low, value, high = (each / 1e3 for each in (found.ms.low, found.ms.value, found.ms.high))
         return value, (low, high) if high > low else None
     if device is None:
-        raise AnalysisError(f"{answers.trace.name!r} does not tell how long a step is")
-    told.append("step: from the first work of the device to the end of its last, over the number of steps")
+        raise AnalysisError(f"{answers.trace.name!r} does not have the time of a step")
+    told.append("step: from the first device work to the end of the last, divided by the number of steps")
     return device, None
 
 
@@ -265,8 +265,8 @@ def _fitting(parts: Parts, step: float, unknown: list[str]) -> Work:
         factor = max(0.0, room) / computing
         if factor < 1 - UNEQUAL:
             unknown.append(
-                f"why recorded passes and update are {100 * (1 / factor - 1) if factor else 100:.0f} % longer than the "
-                "step has room for: they are shortened in proportion"
+                f"why recorded passes and update take {100 * (1 / factor - 1) if factor else 100:.0f} % more time than "
+                "the step has: they are scaled down in proportion"
             )
     else:
         other = max(0.0, step - fixed - computing)

@@ -14,9 +14,8 @@ from xsp.predict.recorded import Recorded
 from xsp.predict.training import NO_LINK, Job, Work
 
 LIMITS = (
-    "No figure of several devices is measured here: the step of one rank is put together with what a link is said to "
-    "take.",
-    "Collectives are taken to slow no computation beside them, and all ranks to be connected alike.",
+    "Nothing was measured on several ranks: the step of one rank is combined with the stated constants of a link.",
+    "Assumed: collectives do not slow down computation that they overlap with; all ranks are connected alike.",
 )
 
 

@@ -99,7 +99,7 @@ def simulate(tasks: Sequence[Task]) -> Schedule:
             raise UsageError(f"{task.name} takes {task.seconds} s: it must be a finite number, and not negative")
         for other in task.after:
             if not 0 <= other < number:
-                raise UsageError(f"{task.name} waits for a task that is not before it")
+                raise UsageError(f"{task.name} waits for itself or for a later task")
             waiters[other].append(number)
     starts, ends, because = [0.0] * count, [0.0] * count, [-1] * count
     free: dict[str, float] = {}

@@ -30,7 +30,7 @@ _SHORT = {EXPOSED: "exposed", WAITING: "waiting", str(Cause.SERVING): "serving"}
 def page(found: Scaling) -> str:
     """Return the step on each number of ranks, its parts, and the gain of improving each constant, as text."""
     recorded, job = found.recorded, found.job
-    samples = f", {found.original.samples:g} samples on each" if found.original.samples else ""
+    samples = f", {found.original.samples:g} samples per rank" if found.original.samples else ""
     about = f"{_interval(recorded.step, recorded.ends)} a step"
     lines = wrapped(f"{plain(recorded.name)}: {about}, recorded on {_count(recorded.ranks, 'rank')}{samples}", "  ")
     lines += wrapped(f"link   {plain(job.link.about)}", "       ")
@@ -40,7 +40,7 @@ def page(found: Scaling) -> str:
         *columns(("ranks", "step", "from", "to", "samples/s", "efficiency", "bound by"), map(_row, found.points)),
     ]
     names = [each for each in PARTS if any(point.found.parts[each] for point in found.points)]
-    lines += ["", "a step of the mean rank, in ms", *columns(
+    lines += ["", "a step of the average rank, in ms", *columns(
         ("ranks", *(_SHORT.get(each, each) for each in names), "hidden"),
         ([_number(each.ranks), *(_ms(each.found.parts[name]) for name in names), _ms(each.found.hidden)]
          for each in found.points),
@@ -136,9 +136,9 @@ def _job(found: Scaling) -> str:
     if job.sharded:
         parts[1] = "sharded: all-gather twice and reduce-scatter, on a ring"
     if job.compress != 1.0:
-        parts.append(f"gradients travel in {job.compress:g} times fewer bytes")
+        parts.append(f"gradients are compressed by {job.compress:g}")
     if job.accumulate > 1:
-        parts.append(f"{job.accumulate} batches an update")
+        parts.append(f"{job.accumulate} batches per update")
     if recorded.samples != found.original.samples:
         parts.append(f"batches of {recorded.samples:g} samples")
     if job.straggler.factor != 1.0:
@@ -159,38 +159,35 @@ def _notes(found: Scaling) -> list[str]:
         largest = max((sum(sizes[each] for each in bucket) for bucket in plan), default=0)
         notes = held.notes([each.ranks for each in found.points], largest)
     if found.job.link.quoted:
-        notes.insert(0, "The constants of the link are quoted from its makers, not measured; programs reach less.")
+        notes.insert(0, "The constants of the link are figures of its manufacturer, not measured; programs reach less.")
     if found.job.sharded and found.recorded.frozen:
-        notes.append(
-            f"{found.recorded.frozen / 1e6:.4g} MB of parameters are frozen; ranks would gather them too, which is "
-            "left out."
-        )
+        notes.append(f"{found.recorded.frozen / 1e6:.4g} MB of parameters are frozen; gathering them is not included.")
     if found.recorded.plan is not None and found.job.bucket and found.job.bucket < max(found.recorded.work.arrivals):
-        notes.append("Of the gradients only the buckets of the run are known: a smaller --bucket does not divide them.")
+        notes.append("Only the buckets of the run are known, no gradients: a smaller --bucket does not divide them.")
     measured = found.measured or math.inf
     apart = 0.0 if found.check is None else round(100 * (found.check.step / measured - 1), 1) + 0.0  # no "-0.0"
     if found.check is None:
         notes.append(
-            f"No check: the run has {_count(found.recorded.ranks, 'rank')}, and nothing says what those take over "
-            f"{'no link' if found.job.link is training.NO_LINK else 'this link'}."
+            f"No check: the run has {_count(found.recorded.ranks, 'rank')}, and their time over "
+            f"{'no link' if found.job.link is training.NO_LINK else 'this link'} is unknown."
         )
     elif found.recorded.ranks == 1:
-        notes.append(f"Check: put together again, the recorded step is {apart:+.1f} % from what was measured.")
+        notes.append(f"Check: the simulated step of one rank is {apart:+.1f} % from the measured one.")
     else:
         notes.append(
-            f"Check: on {_count(found.recorded.ranks, 'rank')}, as recorded, the prediction over this link is "
-            f"{duration(1e3 * found.check.step)}, {apart:+.1f} % from what was measured over the run's own."
+            f"Check: for the {_count(found.recorded.ranks, 'rank')} of the run, the prediction over this link is "
+            f"{duration(1e3 * found.check.step)}, {apart:+.1f} % from what was measured over the run's own link."
         )
     if found.rebuilt is not None:
         apart = round(100 * (found.rebuilt.step / measured - 1), 1) + 0.0
         notes.append(
-            f"Check: with each all-reduce as long as it was in the run, the step is put together to "
-            f"{duration(1e3 * found.rebuilt.step)}, {apart:+.1f} % from what was measured; "
-            f"{duration(1e3 * found.rebuilt.parts[EXPOSED])} of it are exposed, recorded were "
+            f"Check: with each all-reduce as long as in the run, the simulated step is "
+            f"{duration(1e3 * found.rebuilt.step)}, {apart:+.1f} % from the measured one; "
+            f"{duration(1e3 * found.rebuilt.parts[EXPOSED])} of it are exposed communication, in the run "
             f"{duration(1e3 * found.recorded.exposed)}."
         )
     if not all(each.found.steady for each in found.points):
-        notes.append("Steps did not come to repeat themselves; figures are means of the later ones.")
+        notes.append("The simulated steps did not become periodic; figures are means of the later ones.")
     return notes
 
 
@@ -284,11 +281,11 @@ def section(found: Scaling) -> Section:
         parts.append(Chart("lines", "Scaling", "samples/s", at, lines, over="ranks", log=("at", "values")))
     names = [each for each in PARTS if any(point.found.parts[each] for point in found.points)]
     stacked = tuple(Series(name, tuple(1e3 * each.found.parts[name] for each in found.points)) for name in names)
-    parts.append(Chart("stacked", "A step of the mean rank", "ms", tuple(_count(each, "rank") for each in at), stacked))
+    parts.append(Chart("stacked", "Average step of a rank", "ms", tuple(_count(each, "rank") for each in at), stacked))
     parts += _pictures(found)
     if found.worth:
         rows = tuple((each.constant, 1e3 * each.if_halved, 1e3 * each.per_percent) for each in found.worth)
-        title = f"What each constant is worth on {_count(at[-1], 'rank')}"
+        title = f"Gain from each constant on {_count(at[-1], 'rank')}"
         parts.append(Table(("constant", "saves if halved_ms", "saves per percent_ms"), rows, title))
     if found.changed:
         asked = tuple(

@@ -90,13 +90,13 @@ class Work:
             seconds(layer.forward, f"forward of {layer.name}")
             seconds(layer.backward, f"backward of {layer.name}")
             if any(size < 0 for size in layer.gradients):
-                raise UsageError(f"{layer.name} has a gradient of a negative size")
+                raise UsageError(f"{layer.name} has a gradient of negative size")
         given = self.input
         for value, what in ((self.update, "update"), (self.other, "other work"), (given.read, "reading"),
                             (given.decode, "decoding"), (given.copy, "copying")):  # fmt: skip
             seconds(value, what)
         if given.workers < 0 or (given.held is not None and given.held < 1):
-            raise UsageError("a loader has 0 or more workers, and holds at least one batch")
+            raise UsageError("a loader must have 0 or more workers, and hold at least one batch")
 
     @property
     def arrivals(self) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ class Straggler:
     def __post_init__(self) -> None:
         """Reject an invalid factor."""
         if not seconds(self.factor, "the factor of a straggler"):
-            raise UsageError("a factor of 0 would be a rank that takes no time; give one above 0, such as 1.3")
+            raise UsageError("with a factor of 0 a rank would take no time; give one above 0, such as 1.3")
 
 
 @dataclass(frozen=True)
@@ -176,11 +176,11 @@ class Job:
         """Reject an invalid job."""
         collectives.all_reduce(Algorithm.RING, self.link, self.ranks)
         if min(self.accumulate, self.on_link, self.on_disk) < 1:
-            raise UsageError("batches of an update, and ranks of a link and of a disk, are 1 or more")
-        if not 0 < seconds(self.compress, "how much gradients are compressed") < 1e6:
-            raise UsageError("gradients are compressed by a factor above 0, such as 2: 16 bits in place of 32")
+            raise UsageError("batches per update, and ranks per link and per disk, must be 1 or more")
+        if not 0 < seconds(self.compress, "the compression of gradients") < 1e6:
+            raise UsageError("gradients must be compressed by a factor above 0, such as 2: 16 bits instead of 32")
         if self.lasting and (self.sharded or self.plan is None or len(self.lasting) != len(self.plan)):
-            raise UsageError("there is a duration for the all-reduce of each bucket of a plan, and none without a plan")
+            raise UsageError("durations of all-reduces need a plan of buckets, and one for each of its buckets")
         for each in self.lasting:
             seconds(each, "an all-reduce")
 
@@ -216,7 +216,7 @@ def plan_of(work: Work, job: Job) -> Buckets:
     if job.plan is None:
         return buckets.of_ddp(work.arrivals, job.bucket)
     if tuple(itertools.chain(*job.plan)) != tuple(range(len(work.arrivals))) or not all(job.plan):
-        raise UsageError("a plan of buckets holds each gradient once, in the order of arrival")
+        raise UsageError("a plan of buckets must have each gradient once, in the order of arrival")
     return job.plan
 
 

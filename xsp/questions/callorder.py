@@ -82,14 +82,14 @@ def _op(node: Node) -> str:
 WAYS = (
     (
         foldable,
-        "batch norm in evaluation behind a convolution, which can do it with other weights",
+        "batch norm in evaluation mode after a convolution, into whose weights it can be folded",
         "torch.nn.utils.fusion.fuse_conv_bn_eval(convolution.eval(), norm.eval()), or torch.compile(model)",
         "fold_batch_norm",
     ),
     (
         by_hand,
-        "scale, mask and softmax between two products: scaled_dot_product_attention does all of it",
-        "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask); of a model of transformers: "
+        "attention written out (product, scale, mask, softmax, product): scaled_dot_product_attention does all of it",
+        "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask); for a model of transformers: "
         "attn_implementation='sdpa'",
         "sdpa",
     ),
@@ -116,7 +116,7 @@ def advice(asked: Asked, least_percent: float) -> Iterator[Advice]:
         times = f", {len(groups)} times" if len(groups) > 1 else ""
         why = (
             f"{len(nodes)} calls that take {ns / 1e6:.3g} ms of a step",
-            "which call reads what is taken from their order and shapes",
+            "the data flow is inferred from the order and shapes of the calls",
         )
         ends = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6).within(whole / 1e6)
         where = placed(graph, nodes, figures, _spans(bound))

@@ -47,7 +47,7 @@ class Setting:
     after_ns: float
 
 
-@question("choice", "Is each call's algorithm and layout the best that is installed?", number="Q3", needs=Needs.BOUND)
+@question("choice", "Does each call use the best installed algorithm and layout?", number="Q3", needs=Needs.BOUND)
 def choice(asked: Asked) -> Iterator[Advice]:
     """Layout of images, oneDNN, and back end of attention: calls timed each way, and added up over the graph."""
     ground: Ground = asked.part("ground")
@@ -111,7 +111,7 @@ def _onednn(ground: Ground, off: tuple[int, ...]) -> Iterator[Advice]:
             yield _advice(
                 ground,
                 found,
-                f"oneDNN is slower here than torch's own kernels, in {len(found.nodes)} calls together",
+                f"oneDNN is slower here than torch's own kernels, in {len(found.nodes)} calls in total",
                 "torch.backends.mkldnn.enabled = False",
                 None,
             )
@@ -133,7 +133,7 @@ def _onednn(ground: Ground, off: tuple[int, ...]) -> Iterator[Advice]:
             every,
             True,
             100 * took / ground.total_ns,
-            (f"all of their time in the trace, {took / 1e6:.3g} ms; they are not timed with it: --fill 60s",),
+            (f"all of their time in the trace, {took / 1e6:.3g} ms; not timed with oneDNN yet: --fill 60s",),
             do,
             trial="onednn=on",
         )
@@ -158,10 +158,10 @@ def _layouts(ground: Ground) -> Iterator[Advice]:
     yield _planned(
         ground,
         plan,
-        "images lie contiguous; channels-last is faster here" if last
-        else "images lie channels-last; contiguous is faster here",
+        "images are contiguous; channels-last is faster here" if last
+        else "images are channels-last; contiguous is faster here",
         "model.to(memory_format=torch.channels_last); x = x.to(memory_format=torch.channels_last)" if last
-        else "omit memory_format=torch.channels_last: model.to(memory_format=torch.contiguous_format), and of x too",
+        else "omit memory_format=torch.channels_last: model.to(memory_format=torch.contiguous_format), and x too",
         "channels_last" if last else None,
     )  # fmt: skip
 
@@ -175,11 +175,11 @@ def _mixed(ground: Ground, plan: layouts.Plan, one: layouts.Plan | None) -> Advi
         ground,
         plan,
         f"{len(plan.changed)} calls are faster in another layout than the rest",
-        f"convert the input of {shown}: x.contiguous(memory_format=torch.{name}), and back behind them",
+        f"convert the input of {shown}: x.contiguous(memory_format=torch.{name}), and convert back after them",
         None,
     )
     alone = "nothing" if one is None or one.gain.ns <= 0 else f"{one.gain.ns / 1e6:.3g} ms"
-    return Advice(**{**vars(found), "why": (*found.why, f"one layout of everything gains {alone}")})
+    return Advice(**{**vars(found), "why": (*found.why, f"the same layout for all calls gains {alone}")})
 
 
 def _planned(ground: Ground, plan: layouts.Plan, what: str, do: str, trial: str | None) -> Advice:
@@ -189,10 +189,10 @@ def _planned(ground: Ground, plan: layouts.Plan, what: str, do: str, trial: str 
     }
     why = [
         f"{len(plan.changed)} calls timed in both layouts, {ground.reference} threads",
-        f"{plan.conversions} conversions are taken off, {plan.converted_ns / 1e6:.3g} ms",
+        f"{plan.conversions} conversions are subtracted, {plan.converted_ns / 1e6:.3g} ms",
     ]
     if plan.holes:
-        why.append(f"{plan.holes} calls are not timed in both, and stay as they are")
+        why.append(f"{plan.holes} calls are not timed in both, and keep their layout")
     gain, percent = ground.gain(plan.gain, plan.changed)
     return Advice(
         "choice", what, ground.places(gains), gain, False, percent, tuple(why), do,
@@ -218,7 +218,7 @@ def _attention(ground: Ground) -> Iterator[Advice]:
         yield _advice(
             ground,
             best,
-            f"attention is faster by another back end: {backend}",
+            f"attention is faster with another back end: {backend}",
             f"with torch.nn.attention.sdpa_kernel(SDPBackend.{backend}): ...",
             trial,
         )
@@ -227,11 +227,11 @@ def _attention(ground: Ground) -> Iterator[Advice]:
 def _advice(ground: Ground, found: Setting, what: str, do: str, trial: str | None) -> Advice:
     gain, percent = ground.gain(found.gain, found.nodes)
     why = [
-        f"{len(found.nodes)} calls by themselves: {found.before_ns / 1e6:.3g} ms, and {found.after_ns / 1e6:.3g} ms "
-        f"so, {ground.reference} threads"
+        f"{len(found.nodes)} calls in isolation: {found.before_ns / 1e6:.3g} ms now, {found.after_ns / 1e6:.3g} ms "
+        f"with the change, {ground.reference} threads"
     ]
     if found.missing:
-        why.append(f"{found.missing} calls are not timed both ways, and are taken as they are")
+        why.append(f"{found.missing} calls are not timed both ways, and keep their time")
     return Advice(
         "choice", what, ground.places(found.gains), gain, False, percent, tuple(why), do,
         trial=trial, by_call=milliseconds(found.gains),

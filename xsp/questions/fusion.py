@@ -38,18 +38,18 @@ FOLDS = {
         "fold_batch_norm",
     ),
     "attention": (
-        "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale); of a model of "
+        "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale); for a model of "
         "transformers: attn_implementation='sdpa'",
         "sdpa",
     ),
     "joined": (
-        "one nn.Linear with the weights joined, torch.cat([q.weight, k.weight, ...]), then .split(sizes, -1)",
+        "one nn.Linear with concatenated weights, torch.cat([q.weight, k.weight, ...]), then .split(sizes, -1)",
         None,
     ),
 }
 
 
-@question("fusion", "What would doing calls together give?", number="Q5", needs=Needs.BOUND)
+@question("fusion", "Which calls can be fused?", number="Q5", needs=Needs.BOUND)
 def fusion(asked: Asked) -> Iterator[Advice]:
     """Batch norms that fold into convolutions, hand-written attention, linear layers on one input: the gain is the
     difference of timings. Chains of elementwise calls and optimizers that loop over parameters: the gain is at most the
@@ -127,9 +127,9 @@ def _chain(prices: Prices, ops: tuple[str, ...], groups: Sequence[Sequence[int]]
     times = f", {len(groups)} times" if len(groups) > 1 else ""
     said = f"{where + ': ' if where else ''}{len(ops)} elementwise calls in a row ({', '.join(ops[:6])}){times}"
     by_hand = "pow" in ops and "tanh" in ops
-    way = "torch.nn.functional.gelu(x, approximate='tanh') if it is that, else " if by_hand else ""
+    way = "torch.nn.functional.gelu(x, approximate='tanh') if it is that function, else " if by_hand else ""
     yield from _at_most(
-        prices, said, nodes, outside, all_bytes, f"{way}torch.compile(model), which does them in one kernel", "compile"
+        prices, said, nodes, outside, all_bytes, f"{way}torch.compile(model), which fuses them", "compile"
     )
 
 
@@ -146,7 +146,7 @@ def _at_most(
     gain = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6)
     why = (
         f"{len(nodes)} calls that take {math.fsum(each.ns for each in there) / 1e6:.3g} ms",
-        f"{100 * share:.0f} % of the bytes that they move are between them",
+        f"{100 * share:.0f} % of the bytes that they move are intermediate results",
     )
     found = piece(prices, "fusion", said, nodes, gain, True, why, do, None, trial)
     if found.of_step_percent >= LEAST_PERCENT:
@@ -191,7 +191,7 @@ def _updates(prices: Prices) -> Iterator[Advice]:
                 written[value.storage] = value.bytes or 0
     weights = sum(graph.values[each].role is Role.WEIGHT for each in {w for n in nodes for w in graph.nodes[n].writes})
     said = f"the optimizer updates weights one by one: {len(nodes)} calls, {weights} of them write a weight"
-    do = "torch.optim.AdamW(parameters, ..., fused=True), SGD and Adagrad likewise; foreach=True where fused is refused"
+    do = "torch.optim.AdamW(parameters, ..., fused=True), also SGD and Adagrad; foreach=True where fused fails"
     yield from _at_most(
         prices, said, nodes, sum(read.values()) + sum(written.values()), sum(filter(None, moved)), do, None
     )

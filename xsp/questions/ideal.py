@@ -30,7 +30,7 @@ def ideal(asked: Asked) -> tuple[str, ...]:
         XspError: there is no bound.
     """
     if asked.settings.get("device") is not None or seen.is_elsewhere(asked.trace):
-        raise AnalysisError("the step ran on another device, of which nothing is timed here")
+        raise AnalysisError("the step ran on another device, for which there are no timings here")
     return tuple(lines(asked.bound))
 
 
@@ -45,17 +45,17 @@ def lines(bound: Bound) -> Iterator[str]:
     ceiling = rungs[Rung.CEILING]
     roof = "" if ceiling is None else f"; nothing is faster than {_ms(ceiling)} here"
     if ceiling is not None and ceiling > whole:
-        roof = "; it beats the ceilings that were measured here, so measure them again: xsp doctor --measure"
+        roof = "; the step is below the ceilings that were measured here, so measure them again: xsp doctor --measure"
     yield f"ideal: {_ms(best)} with the best kernel of each call{part}, {_percent(best / whole)} of the step{roof}"
     known = [each for each in bound.differences if each.ns >= WORTH * whole and each.below is not Rung.CEILING]
     known.sort(key=lambda each: -each.ns)
     if known:
-        yield "beyond it: " + ", ".join(f"{each.name} {_ms(each.ns)}" for each in known[:MOST])
+        yield "above it: " + ", ".join(f"{each.name} {_ms(each.ns)}" for each in known[:MOST])
     families = _by_operator(bound)
     shown = [(op, ns) for op, ns in families if ns >= WORTH * whole][:MOST]
     if shown:
         upper = NAMES[_upper(bound)]
-        yield f"most beyond their best, {upper}: " + ", ".join(f"{op} {_ms(ns)}" for op, ns in shown)
+        yield f"furthest above their best, {upper}: " + ", ".join(f"{op} {_ms(ns)}" for op, ns in shown)
 
 
 def _upper(bound: Bound) -> Rung:

@@ -64,7 +64,7 @@ def two_labels(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared]) -> 
             net.join(to_one, reader, never)
             net.join(reader, to_zero, never)
     if net.flow(source, sink) >= never:
-        raise ValueError("no labels are possible: a node that can have neither, or two that may not differ and must")
+        raise ValueError("no labels are possible: a node allows neither label, or two must be equal and differ")
     near_sink = net.reaching(sink)
     return [int(near_sink[node]) for node in range(len(costs))]
 

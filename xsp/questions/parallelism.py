@@ -44,7 +44,7 @@ class Threads:
     missing: int
 
 
-@question("thread-count", "Is the number of threads the best one?", number="Q2", needs=Needs.BOUND)
+@question("thread-count", "Is the number of threads optimal?", number="Q2", needs=Needs.BOUND)
 def thread_count(asked: Asked) -> Iterator[Advice]:
     """All calls with each number of threads up to the number of cores, compared with the step's number of threads."""
     yield from of_threads(asked.part("ground"))
@@ -56,8 +56,8 @@ def parallelism(asked: Asked) -> Iterator[Advice]:
     ground: Ground = asked.part("ground")
     if ground.graph.known_by is KnownBy.ORDER:
         raise AnalysisError(
-            "a run tells the order of its calls and not their data, so that what is independent is unknown; "
-            "ask of the model: xsp advise path/to/file.py:function"
+            "a run has the order of its calls and not their data flow, so independent calls are unknown; "
+            "ask about the model: xsp advise path/to/file.py:function"
         )
     yield from of_branches(ground)
 
@@ -72,12 +72,12 @@ def of_threads(ground: Ground) -> Iterator[Advice]:
         return
     gain, percent = ground.gain(found.gain, found.nodes)
     why = [
-        f"{len(found.nodes)} calls by themselves take together "
+        f"{len(found.nodes)} calls in isolation take in total "
         + ", ".join(f"{ns / 1e6:.3g} ms with {count}" for count, ns in sorted(found.ns.items())),
-        f"the process may use {ground.cores} cores",
+        f"the process can use {ground.cores} cores",
     ]
     if found.missing:
-        why.append(f"{found.missing} calls are not timed with both, and are taken as they are")
+        why.append(f"{found.missing} calls are not timed with both, and keep their time")
     yield Advice(
         "thread-count",
         _wrong(ground.threads, found.count, ground.cores),
@@ -123,8 +123,8 @@ def _wrong(now: int, then: int, cores: int) -> str:
     if now > cores:
         return f"{threads} share {cores} {'cores' if cores != 1 else 'core'}"
     if now < then:
-        return f"{threads} where {then} of {cores} cores help"
-    return f"{threads} where {then} would do: the calls are too small to share"
+        return f"{threads}, although {then} of {cores} cores help"
+    return f"{threads}, although {then} would do: the calls are too small to be divided"
 
 
 # --- branches -----------------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ def of_branches(ground: Ground) -> Iterator[Advice]:
         return
     gain, percent = ground.gain(found.gain, ground.computing)
     why = [
-        f"one after the other {found.sequential_ns / 1e6:.3g} ms with {found.threads} threads; as a schedule "
+        f"sequentially {found.sequential_ns / 1e6:.3g} ms with {found.threads} threads; in parallel "
         f"{found.schedule_ns / 1e6:.3g} ms, each call with one thread, {found.width} at once on {ground.cores} cores",
-        f"{found.crossings} times a thread waits for another one, {CROSSING_NS / 1000:.0f} µs each, taken off",
+        f"{found.crossings} times a thread waits for another one, {CROSSING_NS / 1000:.0f} µs each, included",
     ]
     if ground.seen:
         why.append("no two calls overlapped in the trace")

@@ -35,15 +35,15 @@ def pieces(ground: Ground) -> Iterator[Advice]:
         if (timing := ground.timing(node, AUTOCAST)) is not None and timing.error_max is not None
     ]
     gain, percent = ground.gain(found.gain, found.nodes)
-    worst = f"up to {100 * max(errors):.2g} % of the largest result of a call" if errors else "by an unknown error"
+    worst = f"up to {100 * max(errors):.2g} % of the largest result of a call" if errors else "an unknown amount"
     why = [
-        f"{len(found.nodes)} calls by themselves: {found.before_ns / 1e6:.3g} ms in float32, "
+        f"{len(found.nodes)} calls in isolation: {found.before_ns / 1e6:.3g} ms in float32, "
         f"{found.after_ns / 1e6:.3g} ms under autocast, casts included, {ground.reference} threads"
     ]
     if found.missing:
-        why.append(f"{found.missing} calls are not timed both ways, and are taken as they are")
+        why.append(f"{found.missing} calls are not timed both ways, and keep their time")
     if any(ground.graph.nodes[node].phase is Phase.BACKWARD for node in found.nodes):
-        why.append("a backward pass takes the precision that the forward pass had")
+        why.append("the backward pass uses the precision of the forward pass")
     yield Advice(
         "precision",
         "products and convolutions in bfloat16 are faster here than in float32",
@@ -53,7 +53,7 @@ def pieces(ground: Ground) -> Iterator[Advice]:
         percent,
         tuple(why),
         'with torch.autocast("cpu", dtype=torch.bfloat16): ...',
-        f"results: off by {worst}, measured call by call on random values",
+        f"results differ by {worst}, measured call by call on random values",
         option=True,
         trial="autocast=bfloat16",
         by_call=milliseconds(found.gains),

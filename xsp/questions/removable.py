@@ -11,7 +11,7 @@ from xsp.questions.rewriting import Gain, Prices
 RULES = ("dead", "equal", "cast", "copy", "loop")
 
 
-@question("removable", "Which calls could the step do without?", number="Q4", needs=Needs.BOUND)
+@question("removable", "Which calls can be removed?", number="Q4", needs=Needs.BOUND)
 def removable(asked: Asked) -> Iterator[Advice]:
     """Calls whose results are not read, that recompute existing values, that copy or cast without need, and calls on
     the samples of a batch one by one. The gain is their time minus that of their replacement.
@@ -41,19 +41,19 @@ def _where(change: Change) -> str:
         same = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
         return ".".join(same)
     path, _, turn = change.modules[0].partition("#")
-    return f"{path}, its call {turn}" if turn else path
+    return f"{path}, call {turn}" if turn else path
 
 
 def do(change: Change) -> str:
     """Return the change to make in the program."""
     where = f" in the forward of {_where(change).partition(',')[0]}" if _where(change) else ""
     if change.rule == "dead":
-        return f"delete what computes it{where}, or do not ask for it (need_weights=False, output_attentions=False)"
+        return f"delete its computation{where}, or do not request it (need_weights=False, output_attentions=False)"
     if change.rule == "equal":
         return f"compute it once{where} and keep it: y = layer(x), then use y in both places"
     if change.rule == "cast":
-        kept = "" if change.changes_numbers is None else "; compare results, as they are computed in another type then"
+        kept = "" if change.changes_numbers is None else "; compare results, which are then computed in another type"
         return f"delete the casts (.double(), .float(), .to(dtype)){where}{kept}"
     if change.rule == "copy":
         return f"delete the copy (.clone(), .contiguous(), F.pad by 0, torch.cat of one){where}"
-    return f"call it once on the whole batch{where}: y = f(x) in place of torch.stack([f(each) for each in x])"
+    return f"call it once on the whole batch{where}: y = f(x) instead of torch.stack([f(each) for each in x])"

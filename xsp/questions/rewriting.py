@@ -134,14 +134,14 @@ class Prices:
         )
 
     def _why(self, gain: Gain) -> tuple[str, ...]:
-        said = [f"{len(gain.removed)} calls that take {gain.before_ns / 1e6:.3g} ms go"]
+        said = [f"{len(gain.removed)} calls that take {gain.before_ns / 1e6:.3g} ms are removed"]
         if gain.added and not gain.at_most:
             after = gain.before_ns - gain.ns
-            said.append(f"{len(gain.added)} calls that take {after / 1e6:.3g} ms stand in their place")
+            said.append(f"{len(gain.added)} calls that take {after / 1e6:.3g} ms replace them")
         elif gain.added:
-            said.append(f"{len(gain.added)} calls that stand in their place are not timed: --fill 60s")
+            said.append(f"{len(gain.added)} calls that replace them are not timed: --fill 60s")
         if gain.unknown:
-            said.append(f"{gain.unknown} of the calls that go have no figure")
+            said.append(f"{gain.unknown} of the removed calls have no time")
         return tuple(said)
 
 

@@ -177,7 +177,7 @@ class Ground:
         """
         if (ratio := self.slower_alone or 0.0) > DISTURBED:
             raise AnalysisError(
-                f"calls by themselves took {ratio:.1f} times as long as in the trace: the machine was busy while they "
+                f"calls in isolation took {ratio:.1f} times as long as in the trace: the machine was busy while they "
                 "were timed; time them again when it is not: --fill 60s --timings NEW_FOLDER"
             )
         return self
@@ -211,9 +211,9 @@ def ground(asked: Asked) -> Ground:
         raise AnalysisError("single calls are timed on this processor, and the step ran on another device")
     graph = asked.graph
     if not timed.timed_here(graph):
-        raise AnalysisError(f"nothing here runs the calls of {graph.name} by themselves, so they have no timings")
+        raise AnalysisError(f"the calls of {graph.name} cannot be run in isolation here, so they have no timings")
     if trace is not None and seen.is_compiled(trace):
-        raise AnalysisError("the step ran compiled: its calls are not those that are timed by themselves")
+        raise AnalysisError("the step ran compiled: its calls are not those that are timed in isolation")
     if not any(node.call.inputs for node in graph.computing):
         raise AnalysisError(seen.no_shapes(trace))
     step, known = asked.step, () if trace is None else _seen(asked, graph)

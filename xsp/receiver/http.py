@@ -79,7 +79,7 @@ class _Request(Prompt):
     def _body(self, share: Share) -> tuple[str, bytes]:
         """Return the content type of a request, and its body, decompressed."""
         if self.server.on_loopback and not asks_for_loopback(self.headers.get("Host")):
-            raise Refused(HTTPStatus.FORBIDDEN, "this receiver is for this machine; ask 127.0.0.1 by this address")
+            raise Refused(HTTPStatus.FORBIDDEN, "this receiver serves only this machine; send to the address 127.0.0.1")
         if self.path.partition("?")[0] != PATH:
             raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here; POST spans to {PATH}")
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -87,7 +87,7 @@ class _Request(Prompt):
         if kind not in (PROTOBUF, JSON):
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {PROTOBUF} or {JSON}")
         if packed not in ("gzip", "identity", ""):
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it plain or as gzip")
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it uncompressed or as gzip")
         most = self.server.limits.max_body
         try:
             content = bytearray()
@@ -117,7 +117,7 @@ class _Request(Prompt):
             return
         stated = self.headers.get("Content-Length")
         if stated is None:
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "say the length of the request")
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "state the length of the request")
         size = self._number(stated.encode("latin-1", "replace"), 10)
         if size > self.server.limits.max_body:
             raise TooLarge(f"more than {self.server.limits.max_body} bytes; send smaller requests")
@@ -129,14 +129,14 @@ class _Request(Prompt):
         except ValueError:
             size = -1
         if size < 0 or text[1:2] in (b"x", b"X"):
-            raise Refused(HTTPStatus.BAD_REQUEST, "a length that is no number")
+            raise Refused(HTTPStatus.BAD_REQUEST, "the length is not a number")
         return size
 
     def _exactly(self, size: int) -> Iterator[bytes]:
         while size:
             piece = self.rfile.read1(min(size, CHUNK))
             if not piece:
-                raise Refused(HTTPStatus.BAD_REQUEST, "the request ends in the middle")
+                raise Refused(HTTPStatus.BAD_REQUEST, "the request is truncated")
             size -= len(piece)
             yield piece
 

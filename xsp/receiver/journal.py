@@ -203,9 +203,7 @@ class Receiving:
     def _store(self, con: duckdb.DuckDBPyConnection, reader: Reader) -> None:
         """Write the spans of each run beside their place, then rename all files into place."""
         if len(reader.runs) > MOST_RUNS:
-            raise TraceError(
-                f"{len(reader.runs)} runs in one request; at most {MOST_RUNS} are taken, send smaller ones"
-            )
+            raise TraceError(f"{len(reader.runs)} runs in one request, more than {MOST_RUNS}; send smaller requests")
         with self._lock:
             touched = [self._of_run(con, run) for run in reader.runs]
             conditions = [(self._by_run[str(run.id)], f"run = {table.literal(str(run.id))}") for run in reader.runs]
@@ -419,7 +417,7 @@ class Receiving:
             written = put_in_order(arriving.place, arriving.place)
         except (XspError, duckdb.Error, OSError) as error:
             arriving.waiting, arriving.touched = True, time.monotonic()
-            self._say(f"{str(error).splitlines()[0]}; what arrived is kept in {arriving.place}, and loads")
+            self._say(f"{str(error).splitlines()[0]}; what arrived is kept in {arriving.place}, and can be loaded")
             return
         with arriving.lock:
             arriving.doubled = written.received.doubled if written.received is not None else 0

@@ -110,7 +110,7 @@ def unzipped(content: bytes, most: int, share: Share) -> bytes:
                 raise Broken(f"damaged gzip ({error})") from error
             rest = stream.unconsumed_tail
             if not piece and not rest and not stream.eof:
-                raise Broken("the gzip ends in the middle")
+                raise Broken("the gzip is truncated")
             found += piece
             if len(found) > most:
                 raise TooLarge(f"more than {most} bytes, decompressed")

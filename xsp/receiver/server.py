@@ -102,14 +102,14 @@ class Server:
             try:
                 self.receiving.tidy()
             except Exception as error:  # a full disk, for example: the next turn may succeed
-                self._say(f"runs could not be put in order, and wait: {type(error).__name__}: {error}")
+                self._say(f"runs could not be put in order yet: {type(error).__name__}: {error}")
 
     def _open_http(self, where: Address, room: Room, limits: Limits) -> Any:
         web = _module("http")
         try:
             opened = web.Web(tuple(where), self.receiving, room, limits)
         except OSError as error:
-            raise UsageError(f"--http {where}: cannot be listened on ({error.strerror or error})") from error
+            raise UsageError(f"--http {where}: cannot listen there ({error.strerror or error})") from error
         self._say(f"listening for OTLP on http://{where._replace(port=opened.server_address[1])}{web.PATH}")
         self._warn(where, "--http")
         return opened
@@ -118,14 +118,14 @@ class Server:
         try:
             opened, port = _module("grpc").server(str(where), self.receiving, room, limits)
         except OSError as error:
-            raise UsageError(f"--grpc {where}: cannot be listened on ({error})") from error
+            raise UsageError(f"--grpc {where}: cannot listen there ({error})") from error
         self._say(f"listening for OTLP on grpc://{where._replace(port=port)}")
         self._warn(where, "--grpc")
         return opened
 
     def _warn(self, where: Address, option: str) -> None:
         if where.host not in LOOPBACK:
-            self._say(f"warning: {option} {where}: everybody who reaches this address can send spans")
+            self._say(f"warning: {option} {where}: everybody who can reach this address can send spans")
 
 
 def _module(name: str) -> Any:

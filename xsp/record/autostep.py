@@ -41,20 +41,20 @@ LONGEST_PREFIX = 8
 """Most calls without gradients that may begin a training step."""
 
 _NO_OPTIMIZER = (
-    "the program trains without an optimizer of torch's: a step ends with the backward pass, and what updates the "
-    "parameters is between steps; say --step with the name of a function for other steps"
+    "the program trains without a torch optimizer: a step ends with the backward pass, and the parameter update lies "
+    "between steps; for other steps give --step the name of a function"
 )
 _NO_MODULE = (
-    "the program trains without calling a module that has parameters: a step begins where the one before ends, and "
-    "holds all between them; say --step with the name of a function for other steps"
+    "the program trains without calling a module that has parameters: a step begins where the previous one ends, and "
+    "contains everything in between; for other steps give --step the name of a function"
 )
 _UNENDED = (
-    "one step was seen: gradients were computed, and no optimizer of torch's stepped; say --step with the name of a "
-    f"function that is called once a step, or run more than {MOST_BACKWARDS} steps"
+    "only one step was seen: gradients were computed, and no torch optimizer stepped; give --step the name of a "
+    f"function that is called once per step, or run more than {MOST_BACKWARDS} steps"
 )
 _FORGOTTEN = (
-    "a model in training mode was called again and again without a backward pass: its calls are the steps; "
-    "call model.eval() for inference, or say --step optimizer"
+    "a model in training mode was called repeatedly without a backward pass: its calls are the steps; "
+    "call model.eval() for inference, or use --step optimizer"
 )
 
 
@@ -379,7 +379,7 @@ class OneAtATime:
             self._held.yes = self._turn.acquire(timeout=self.TIMEOUT_S)
             if not self._held.yes:
                 self._session.note(
-                    f"a call waited {self.TIMEOUT_S:.0f} s for another thread's and then ran beside it: "
+                    f"a call waited {self.TIMEOUT_S:.0f} s for one of another thread, then ran in parallel with it: "
                     "these calls depend on each other and cannot take turns"
                 )
         if self._inner is not None:

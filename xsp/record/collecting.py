@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from xsp import clock, plugins
+from xsp import clock, plugins, processes
 from xsp.collector import Collector, DeviceCollector, Kernels, Outline, Signal, ignore
 from xsp.errors import PluginError
 from xsp.record.calibration import cost_per_span
@@ -161,20 +161,34 @@ class Collecting:
             by_thread: only collectors that can (True) or cannot (False) separate concurrent recordings by thread.
         """
         on = [each for each in self._those(by_thread) if min(each.levels) <= rung]
-        for collector in on:
-            self._guard(collector, "start", lambda c=collector: c.start(rung, describe))  # type: ignore[misc]
+        try:
+            for collector in on:
+                self._guard(collector, "start", lambda c=collector: c.start(rung, describe))  # type: ignore[misc]
+        except BaseException:  # an interrupt
+            self.stop(on)
+            raise
         return on
 
     def settle(self, on: Iterable[Collector]) -> None:
         """Wait for asynchronous work that the step started, for instance on a device."""
         for collector in on:
-            with contextlib.suppress(Exception):  # a device that failed must fail in the program, not here
+            try:
                 collector.settle()
+            except Exception as error:  # a device that failed must fail in the program, not here
+                if processes.raised_by_handler(error):
+                    raise
 
     def stop(self, on: Sequence[Collector]) -> None:
-        """Switch off the collectors that `start` returned."""
+        """Switch off the collectors that `start` returned; an interrupt is raised when all are off."""
+        interrupts: list[BaseException] = []
         for collector in reversed(on):
-            self._guard(collector, "stop", collector.stop)
+            try:
+                self._guard(collector, "stop", collector.stop)
+            except BaseException as interrupt:
+                interrupts.append(interrupt)
+                self._guard(collector, "stop", collector.stop)  # it may have been half-way
+        if interrupts:
+            raise interrupts[0]
 
     def hush(self, quiet: bool, but: Signal | None = None) -> None:
         """Have collectors ignore everything between steps, except for one signal; or no longer."""
@@ -252,6 +266,8 @@ class Collecting:
         try:
             return call()
         except plugins.MAY_BREAK as error:
+            if processes.raised_by_handler(error):  # meant for the program, which it interrupted here
+                raise
             self.note(collector.name, f"{verb} failed and the collector was left out: {type(error).__name__}: {error}")
             if isinstance(collector, DeviceCollector) and collector.is_device_source and collector.gave_up is None:
                 collector.gave_up = f"{verb} failed: {type(error).__name__}: {error}"
@@ -275,7 +291,7 @@ def _checked(seen: Iterable[Any]) -> list[Span]:
     rows = list(seen)
     for row in rows:
         if not isinstance(row, Span):
-            raise TypeError(f"{type(row).__name__} is no Span")
+            raise TypeError(f"{type(row).__name__} is not a Span")
         if not (isinstance(row.name, str) and isinstance(row.start_ns, int) and isinstance(row.dur_ns, int)):
             raise TypeError(f"a span without a name or times: {tuple(row)[:10]}")
     return rows
@@ -285,7 +301,7 @@ def _misfit(row: Span) -> str | None:
     """Return the first value that does not fit its column as text, None if all fit."""
     for column, value in zip(COLUMNS, row, strict=True):
         if value is not None and not isinstance(value, _PYTHON[column.type.partition("(")[0]]):
-            return f"{column.name} = {str(value)[:100]!r} is no {column.type}"
+            return f"{column.name} = {str(value)[:100]!r} is not of type {column.type}"
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             return f"{column.name} = {str(value)[:100]} is out of range"
     return None

@@ -13,7 +13,7 @@ from xsp.identity import Identity
 from xsp.levels import rung_name
 from xsp.record import budget
 from xsp.record.steps import Steps
-from xsp.run import Run
+from xsp.run import Run, StepKind
 from xsp.version import __version__
 
 _ALIKE = (
@@ -92,7 +92,7 @@ def _that_the_clock_was_set(anchor: clock.Anchor) -> list[dict[str, str]]:
     return [
         {
             "source": "xsp",
-            "text": f"the system's clock was set by {by} during the run; its times continue from the first reading",
+            "text": f"the system clock was set by {by} during the run; the run's times continue from the first reading",
         }
     ]
 
@@ -105,4 +105,12 @@ def of_parts(parts: Sequence[Run]) -> dict[str, Any]:
     counted = {name: sum(each.get(name) or 0 for each in steps) for name in ("seen", "stored", "lost", "skipped")}
     notes = rundir.different(dict(note) for part in parts for note in part.notes)
     alike = {name: parts[-1][name] for name in _ALIKE if name in parts[-1]}
+    if "kinds" in alike:
+        alike["kinds"] = [{**each, "steps": _steps_of(each, parts)} for each in parts[-1].kinds]
     return {**alike, "steps": counted, "notes": notes}
+
+
+def _steps_of(kind: StepKind, parts: Sequence[Run]) -> int | None:
+    """Return the number of steps of a kind in all parts; None if it is not known of a part."""
+    told = [each.steps for part in parts for each in part.kinds if (each.kind, each.name) == (kind.kind, kind.name)]
+    return sum(each or 0 for each in told) if None not in told else None

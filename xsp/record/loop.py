@@ -12,7 +12,7 @@ import array
 import enum
 from typing import NamedTuple
 
-from xsp.schema import LOOP_COLUMNS
+from xsp.schema import LOOP_COLUMNS, Level
 
 try:
     import resource
@@ -22,6 +22,7 @@ except ImportError:  # not on Windows
 WIDTH = len(LOOP_COLUMNS)
 WHOLE = 50_000
 FOLDED_NS = 50_000_000
+BARE = int(Level.APPLICATION)
 PORTION = 32_768
 """Rows that are buffered until they are handed over; about 4 MB."""
 
@@ -108,6 +109,10 @@ class Loop:
         self._fold(Row(*row))
 
     def _fold(self, row: Row) -> None:
+        if row.rung != BARE:  # recorded: its spans are found by its number
+            self._end_fold()
+            self._rows.extend(row)
+            return
         if row.steps > 1:  # a stretch, whose times are means
             row = row._replace(**{name: getattr(row, name) * row.steps for name in _MEANS})
         into = self._folding

@@ -57,9 +57,12 @@ def claim(
     own = identity.of_this_process()
     part = part_of(own)
     job = _job(own) if part and next_free else None
-    if not next_free and _is_started_again() and (Path(path) / part / rundir.RUN_FILE).exists():
-        say(f"rank {own.rank} was started again: its run replaces that of the attempt before")
-        overwrite = True
+    if not next_free and _is_started_again():
+        if own.local_rank == 0 and (gone := rundir.remove_ranks(Path(path).expanduser(), own.world_size)):
+            say(f"the job was restarted with {own.world_size} ranks: removed {', '.join(gone)} of the previous attempt")
+        if (Path(path) / part / rundir.RUN_FILE).exists():
+            say(f"rank {own.rank} was restarted: its run replaces that of the previous attempt")
+            overwrite = True
     return _claim(Path(path), part, job, start, overwrite, next_free, says=own.rank == 0)
 
 
@@ -96,7 +99,7 @@ def _claim(
                 raise
             continue
         if place != asked and says:
-            say(f"{shown(asked)} is taken: this goes to {shown(place)} (--overwrite, overwrite=True: replace it)")
+            say(f"{shown(asked)} is taken: this run goes to {shown(place)} (--overwrite, overwrite=True: replace it)")
         return held
     raise AssertionError("names do not end")
 

@@ -15,7 +15,7 @@ from xsp import clock, identity, plugins, processes, rundir
 from xsp.collector import Collector, Kernels
 from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
-from xsp.record import blocks, description, output
+from xsp.record import blocks, description, marks, output
 from xsp.record import budget as budgets
 from xsp.record.calibration import context_cost
 from xsp.record.collecting import Listener
@@ -23,7 +23,7 @@ from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
 from xsp.record.settings import Settings, named, whole
-from xsp.record.steps import UNCLOSED, Marks, Step, Steps
+from xsp.record.steps import UNCLOSED, Step, Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
 from xsp.subjects import Subjects
@@ -141,7 +141,7 @@ class profile:
         account = Account()
         schedule = budgets.schedule_of(settings, account, alone=not output.is_one_of_several())
         self._steps = Steps(settings.name, schedule, account, settings.batch_size)
-        self._marks = Marks(self._steps)
+        self._marks = marks.Marks(self._steps)
         self.doubt: str | None = None
         """Why the whole program may look like one step, set by what finds the steps; shown if no step is stored."""
 
@@ -210,7 +210,7 @@ class profile:
         except UnwritableError as error:
             if self.settings.needs_run:
                 raise
-            say(f"{error}. The program goes on without a profile.")
+            say(f"{error}. The program continues without a profile.")
             return self
         self.records = self._has_begun = True
         listener = self._listener(self) if self._listener is not None else None
@@ -273,7 +273,7 @@ class profile:
         if steps.open is not None and steps.open.awaits_work:
             steps.open.abandon()
         elif steps.open is not None:
-            steps.collecting.note("xsp", f"step {steps.open.number} was never closed; it was closed with the block")
+            steps.collecting.note("xsp", f"step {steps.open.number} was not closed; it ended with the block")
             steps.open.close(UNCLOSED)
         steps.between.end()
         steps.underway.end()
@@ -337,7 +337,7 @@ class profile:
                 return quiet.passing
         samples = whole(batch_size) if batch_size is not None else None
         if samples is None and batch_size is not None:
-            self.note("prof.step(batch_size=…) got no whole number above 0: the samples of these steps are not stated")
+            self.note("prof.step(batch_size=…) got no whole number above 0: the samples of these steps are unknown")
         step = Step(self._steps, samples)
         quiet.by_context = self._marks.called(step) and not self._steps.skipped
         return step
@@ -400,14 +400,14 @@ class profile:
         if steps.seen and isinstance(self.schedule, budgets.Budgeted):
             percent = 100 * self.schedule.share
             larger = f"larger budget (--budget {2 * percent:g}%, or off)" if percent < 50 else "budget of any size"
-            paid = f"{steps.seen} ran, so few or so short that {percent:g} % of their time pays for none"
-            return f"{paid}: allow a {larger}"
+            paid = f"{steps.seen} ran, so few or so short that {percent:g} % of their time does not pay for one"
+            return f"{paid}: use a {larger}"
         if steps.seen and not self.schedule.warmup:
-            settled = f"{steps.seen} ran, so short that they settled before one could be recorded"
-            return f"{settled}; run more, or say settle=0"
+            settled = f"{steps.seen} ran, so short that all of them served to settle"
+            return f"{settled}; run more, or set settle=0"
         if steps.seen:
             few = f"{steps.seen} ran, the first {self.schedule.warmup} of them to warm up"
-            return f"{few}; run more, or say warmup=0 (--warmup 0)"
+            return f"{few}; run more, or set warmup=0 (--warmup 0)"
         children = sum(os.times()[2:4])
         if children > CHILDREN_S:
             return (
@@ -415,7 +415,7 @@ class profile:
                 "profile inside them, or start ranks with `xsp run torchrun`"
             )
         if self.hosts:
-            return "no module of torch was called, and no optimizer stepped; --step NAME says whose calls are steps"
+            return "no module of torch was called, and no optimizer stepped; name the function of a step with --step"
         return "prof.step() was never entered; write `with prof.step(): …` around a step"
 
     def _finish(self, costs: dict[str, Any]) -> None:
@@ -438,7 +438,7 @@ class profile:
         """Print on one line what was not delivered, why, and the command that sends it."""
         again = f"xsp export {shlex.quote(str(self.out))} --resume"
         if delivery is None:
-            say(f"what was delivered is not known; `{again}` sends it")
+            say(f"it is unknown what was delivered; `{again}` sends the rest")
         elif delivery["left"] or delivery["rejected"]:
             what = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
             why = "; ".join(delivery["messages"])

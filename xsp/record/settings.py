@@ -60,16 +60,16 @@ class Settings:
         if self.settle is not None and self.settle < 0:
             raise UsageError(f"settle={self.settle}: the number of steps cannot be negative; write 0 or more")
         if self.every is not None and self.every < 1:
-            raise UsageError(f"every={self.every}: one step in so many is recorded; write 1 or more")
+            raise UsageError(f"every={self.every}: one step in this many is recorded; write 1 or more")
         if self.warmup is not None and self.warmup < 0:
             raise UsageError(f"warmup={self.warmup}: the number of warm-up steps cannot be negative; write 0 or more")
         if self.batch_size is not None:
             if whole(self.batch_size) is None:
-                raise UsageError(f"batch_size={self.batch_size!r}: the samples of a step are a number; write 1 or more")
+                raise UsageError(f"batch_size={self.batch_size!r}: not a whole number of samples; write 1 or more")
             object.__setattr__(self, "batch_size", whole(self.batch_size))
         if self.only is not None and self.only not in rungs:
             known = ", ".join(map(rung_name, rungs))
-            raise UsageError(f"{self.only.name} is none of the rungs {known}; name one of them")
+            raise UsageError(f"{self.only.name} is not among the rungs {known}; name one of them")
 
     @property
     def rungs(self) -> tuple[Level, ...]:
@@ -121,7 +121,7 @@ def named(name: object, out: str | os.PathLike[str] | None) -> tuple[str, str | 
         return text, out
     place = Path(text).expanduser()
     if out is not None and Path(out) != place:
-        raise UsageError(f"name={text!r} is a path, and out={os.fsdecode(out)!r} another one; write one of them")
+        raise UsageError(f"name={text!r} is a path, and out={os.fsdecode(out)!r} is another one; write one of them")
     return place.absolute().resolve().name or "run", place
 
 

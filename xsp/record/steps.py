@@ -13,7 +13,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from xsp import clock, identity
+from xsp import clock, identity, processes
 from xsp.collector import Collector, Outline, Signal
 from xsp.record import blocks
 from xsp.record import budget as budgets
@@ -306,6 +306,8 @@ class Step:
                 self._on = self._switch_on()
         except BaseException:  # an interrupt meant for the program: this step does not begin
             steps.outline.thread = None
+            if hasattr(self, "span_id"):
+                blocks.leave(self.span_id)
             steps.turn_away()
             raise
         self._recording, steps.open = True, self
@@ -341,22 +343,23 @@ class Step:
 
     def close(self, status: str) -> None:
         """Read the clock, switch everything off, store the step."""
-        end_ns = clock.monotonic_ns()
+        self.end_ns = clock.monotonic_ns()
         steps, before = self._steps, self._steps.storing.accounted
         try:
             if self._on:
                 steps.collecting.settle(self._on)
-                end_ns = clock.monotonic_ns()
-            self.end_ns = end_ns
+                self.end_ns = clock.monotonic_ns()
             self._recording, self._status, steps.open = False, status, None
             self._take_in()
-        except Exception as error:
-            steps.storing.lost += steps.storing.accounted == before
+        except BaseException as error:
+            steps.storing.lost += self.turn.kept and steps.storing.accounted == before
+            if not isinstance(error, Exception) or processes.raised_by_handler(error):  # meant for the program
+                self._drop()
+                steps.blocks.drop(self.since_ns)
+                steps.waited_ns = 0
+                steps.collecting.note("xsp", f"{type(error).__name__} came while a step was stored: counted as lost")
+                raise
             steps.collecting.note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
-        except BaseException as interrupt:  # an interrupt meant for the program
-            steps.storing.lost += steps.storing.accounted == before
-            steps.collecting.note("xsp", f"{type(interrupt).__name__} came while a step was stored: counted as lost")
-            raise
         finally:
             self._recording, steps.open, steps.outline.thread = False, None, None
             steps.release(self, status != UNCLOSED)
@@ -371,16 +374,26 @@ class Step:
         steps = self._steps
         self._recording, steps.open, steps.outline.thread = False, None, None
         try:
-            if not self.turn.bare:
-                steps.collecting.stop(self._on)
-                blocks.leave(self.span_id)
-                steps.collecting.rows(self.anchor)
+            self._drop()
             steps.schedule.abandoned(self.turn)
             steps.seen -= 1
         except Exception as error:
+            if processes.raised_by_handler(error):
+                raise
             steps.collecting.note("xsp", f"a step could not be left out: {type(error).__name__}: {error}")
         finally:
             steps.taken.release()
+
+    def _drop(self) -> None:
+        """Switch off what is still on, and discard what it saw: nothing of it becomes part of another step."""
+        if not self.turn.bare:
+            self._switch_off()
+            self._steps.collecting.rows(self.anchor)
+
+    def _switch_off(self) -> None:
+        self._steps.collecting.stop(self._on)
+        self._on = []
+        blocks.leave(self.span_id)
 
     @property
     def status_number(self) -> Status:
@@ -390,8 +403,7 @@ class Step:
     def _take_in(self) -> None:
         steps = self._steps
         if not self.turn.bare:
-            steps.collecting.stop(self._on)
-            blocks.leave(self.span_id)
+            self._switch_off()
         samples = steps.enter_in_loop(self)
         if self.turn.bare:
             steps.blocks.drop(self.since_ns)
@@ -421,50 +433,3 @@ class Step:
 
 UNCLOSED = "unclosed"
 """Status of a step that the program did not close: its end is arbitrary."""
-
-
-# --- marks -------------------------------------------------------------------------------------------------------
-# Steps of a program that marks their ends by a bare `prof.step()`, as with torch.profiler.
-#
-# `prof.step()` returns the context of a step. If the previous context was never entered, the calls are marks: from then
-# on each call ends a step and begins the next one.
-
-
-NOTE = "prof.step() was called without `with`: each call ends a step and begins the next one, waits for data in it"
-
-
-class Marks:
-    """The distinction of marks from contexts, and the steps between marks."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self._last: Step | None = None
-        self._open: Step | None = None
-
-    @property
-    def only_one(self) -> bool:
-        """Whether the last context that the program requested was not entered."""
-        return self._last is not None and not self._last.was_entered
-
-    def called(self, step: Step) -> bool:
-        """Handle a request for the context of a step, and return whether the program enters its contexts."""
-        before, self._last = self._last, step
-        quiet = self._steps.quiet
-        quiet.by_mark = before is not None and not before.was_entered
-        if not quiet.by_mark:
-            return True
-        if self._open is None:
-            self._steps.collecting.note("program", NOTE)
-        else:
-            quiet.marked()
-            self._open.__exit__(None, None, None)
-        if not quiet.has_begun:
-            self._open = Step(self._steps, step.batch_size)
-            self._open.__enter__()
-        return False
-
-    def end(self) -> None:
-        """Abandon the step after the last mark: it was not ended."""
-        ended, self._open = self._open, None
-        if ended is not None and self._steps.open is ended:
-            ended.abandon()

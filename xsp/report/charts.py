@@ -75,10 +75,10 @@ _PHASES = {
 }  # fmt: skip
 _TENSOR = {
     "with_tensor_cores_ms": "with tensor cores", "without_tensor_cores_ms": "without",
-    "untold_ms": "the name does not tell",
+    "untold_ms": "not known from the name",
 }  # fmt: skip
 _MEMORY = {"peak_mib": "at its peak", "end_mib": "at the end", "allocated_mib": "allocated by the layer itself"}
-_LEFT = {"peak_mib": "at its peak", "end_mib": "at the end", "left_mib": "left behind"}
+_LEFT = {"peak_mib": "at its peak", "end_mib": "at the end", "left_mib": "still allocated by the step"}
 _ROOFLINE = {"value": "gflop_per_s", "intensity": "flop_per_byte", "bound": "memory_bound"}
 _READINGS = {
     "at": "at_s", "value": "value", "highest": "highest", "step": "step", "name": "name", "device": "device",
@@ -141,7 +141,7 @@ CHARTS: tuple[Chart, ...] = (
         {"start": "start_ms", "value": "dur_ms", "name": "name", "what": "what", "layer": "layer"},
     ),
     Chart(
-        "critical-path-summary", "time", "shares", "Critical path by what it is", "ms", _PATH,
+        "critical-path-summary", "time", "shares", "Critical path by kind of segment", "ms", _PATH,
         where={"grouped_by": "what"},
     ),
     Chart(
@@ -184,14 +184,14 @@ CHARTS: tuple[Chart, ...] = (
     _read("Power of devices", "W", "gpu.power", "gpu.power.mean", "gpu.power.limit"),
     _read("Clocks of devices", "MHz", "gpu.clock.sm", "gpu.clock.memory", "gpu.clock.sm.highest"),
     _read("Memory of devices", "MiB", "gpu.memory.used", "gpu.memory.process", "gpu.memory.total"),
-    _read("Use of devices", "%", "gpu.use"),
+    _read("Utilisation of devices", "%", "gpu.use"),
     _read("Temperature of devices", "°C", "gpu.temperature"),
     Chart(
         "throttling", "machine", "shares", "Why clocks were not at their highest", "ms", {"value": "time_ms"},
         names=("rank", "device", "reason"),
     ),
     _read("Memory of the process", "MiB", "process.memory.rss"),
-    _read("Use of the processor", "cores", "process.cpu.use", "host.cpu.use"),
+    _read("Use of CPU cores", "cores", "process.cpu.use", "host.cpu.use"),
     _read("Clocks of the processor", "MHz", "host.cpu.clock", "host.cpu.clock.highest"),
 )  # fmt: skip
 """All charts, in the order of the page."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -63,7 +64,7 @@ def tables(found: Comparison, limit: int | None = None) -> RenderableType:
 def markdown(found: Comparison, limit: int | None = None) -> str:
     """Return the content of `tables` as Markdown."""
     lines = [f"A: `{found.a}`{_runs(found.a_runs)}, B: `{found.b}`{_runs(found.b_runs)}"]
-    lines += [line for sentence in conclusion(found) for line in ("", sentence)]
+    lines += [line for sentence in conclusion(found) for line in ("", _escaped(plain(sentence)))]
     if found.differences:
         lines += ["", *_markdown(*_different(found))]
     for title, names, rows, left in _sections(found, limit):
@@ -134,6 +135,14 @@ def _markdown(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...
     yield "| " + " | ".join(names) + " |"
     yield "|" + "---|" * len(names)
     for row in rows:
-        yield "| " + " | ".join(cell(value).replace("|", "\\|") for value in row) + " |"
+        yield "| " + " | ".join(_escaped(cell(value)) for value in row) + " |"
     if left:
         yield f"\n{left:,} more row{'s' * (left > 1)}"
+
+
+_MARKUP = re.compile(r"([\\`*<|\[]|(?<![^\W_])_|_(?![^\W_]))")  # an underscore within a word is text
+
+
+def _escaped(text: str) -> str:
+    """Return text that Markdown shows unchanged: names of kernels are C++, with `<`, `*` and `|`."""
+    return _MARKUP.sub(r"\\\1", text)

@@ -59,7 +59,7 @@ def _loop(rows: Sequence[Row], models: Sequence[Row]) -> list[Figure]:
     if row is None or row["iteration_ms"] is None:
         return []
     if models and all(model.get("loop_ms") is None for model in models):
-        return [("an iteration of the loop", "–", "only short steps soon after recorded ones tell; run more steps")]
+        return [("an iteration of the loop", "–", "only short steps soon after recorded ones ran bare; run more steps")]
     whole, told = row["iteration_ms"], FROM[TOLD_BY.index(row["figures_from"])]
     of_whom = "" if row["scope"] == "program" else f" of the {row['scope']}"
     shown = [("an iteration of the loop", f"{whole:.4g} ms", f"wall time from step to step; {_between(row)}; {told}")]
@@ -85,7 +85,7 @@ def _latency(models: Sequence[Row]) -> list[Figure]:
         about = f"batch size {row['batch_size']}{_guessed(row)}, steps back to back"
         shown.append(("a step's throughput", f"{number(row['samples_per_s'])} samples/s", about))
     if several:
-        about = f"nine steps in ten are faster; median {row['median_ms']:.4g} ms, {row['steps']} steps"
+        about = f"90 % of the steps are faster; median {row['median_ms']:.4g} ms, {row['steps']} steps"
         shown.append(("90th percentile", f"{row['p90_ms']:.4g} ms", about))
     return shown
 
@@ -99,7 +99,7 @@ def _device(said: Verdict | None, attributed: Sequence[tuple[str, int, float]], 
     if said.losses and said.losses[0].ms:
         worst = said.losses[0]
         together = f" on {devices} GPUs together" if devices > 1 else ""
-        shown.append(("lost most to", worst.name, f"{worst.percent:.1f} % of that time, {worst.ms:.4g} ms{together}"))
+        shown.append(("largest loss", worst.name, f"{worst.percent:.1f} % of that time, {worst.ms:.4g} ms{together}"))
     whole = sum(ms for _, _, ms in attributed)
     if whole:
         known = sum(ms for grade, _, ms in attributed if grade != Grade.UNKNOWN)
@@ -125,7 +125,7 @@ def _whole_program(budget: Budget | None) -> list[Figure]:
     if percent > 5 * CHEAPER and (asked is None or asked > CHEAPER):
         about = f"--budget {CHEAPER}% would cost less"
     else:
-        about = f"a budget of {asked:g} % was asked for" if asked is not None else "as a whole"
+        about = f"the budget was {asked:g} %" if asked is not None else "the whole program"
     much = f"{1 + percent / 100:.3g} times as long" if percent >= 10 else f"{percent:.2g} % longer"
     return [("profiling made the program", much, about)]
 

@@ -42,7 +42,7 @@ FROM = (
 )
 """The steps that means cover, in the order of `xsp.analyses.loop.FROM`."""
 
-ALL = "all steps, recorded ones as well, for no others were seen"
+ALL = "all steps, including recorded ones, because no others ran"
 
 
 def loop(trace: Trace) -> dict[str, Any] | None:

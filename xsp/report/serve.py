@@ -36,7 +36,9 @@ def pages(runs: Iterable[Sequence[Trace]]) -> dict[str, bytes]:
     rendered: dict[str, bytes] = {}
     for trace, *others in runs:
         if trace.name in rendered:
-            raise UsageError(f"two of the runs are called {trace.name!r}, and a link says no more: serve one of them")
+            raise UsageError(
+                f"two of the runs are called {trace.name!r}, and a link contains only the name: serve one of them"
+            )
         rendered[trace.name] = render(trace, others).encode("utf-8", "replace")
     return rendered
 
@@ -87,14 +89,14 @@ def _answering(rendered: Mapping[str, bytes]) -> type[Prompt]:
 def _answer(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTPStatus, str, bytes]:
     """Return status, type and body for a path."""
     if not asks_for_loopback(host):
-        return HTTPStatus.FORBIDDEN, "text/plain", f"Ask {_LOOPBACK} by this address.\n".encode()
+        return HTTPStatus.FORBIDDEN, "text/plain", f"Use the address {_LOOPBACK}.\n".encode()
     name = unquote(path.partition("?")[0][1:])
     if name in rendered:
         return HTTPStatus.OK, "text/html", rendered[name]
     if not name:
         return HTTPStatus.OK, "text/html", _index(rendered)
     known = ", ".join(rendered)
-    missing = f"No run called {name!r} is served here, only: {known}. Name its directory to `xsp report --serve`.\n"
+    missing = f"No run called {name!r} is served here, only: {known}. To serve it: xsp report DIRECTORY --serve\n"
     return HTTPStatus.NOT_FOUND, "text/plain", missing.encode("utf-8", "replace")
 
 

@@ -168,7 +168,7 @@ def _of_devices(answers: Answers, said: Verdict) -> RenderableType:
         for place, sentence in enumerate(sentences):
             grid.add_row("" if place else word, Text(plain(sentence.replace("`", ""))))
     findings = health(answers.trace)
-    grid.add_row("grade", f"{grade(findings).letter} (from A to F: how far these figures can be believed)")
+    grid.add_row("grade", f"{grade(findings).letter} (from A to F: how reliable these figures are)")
     parts: list[RenderableType] = [Text(plain(_named(answers)), style="bold"), grid, Text()]
     count = len(used_devices(answers.trace))
     together = f", on {count} GPUs together" if count > 1 else ""

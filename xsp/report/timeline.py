@@ -233,8 +233,8 @@ def _packed(values: Array) -> dict[str, Any]:
 def _note(shown: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_long: Sequence[str]) -> str:
     if steps.merged:
         text = (
-            f"{shown:,} spans of one real step, one of those that were recorded in most detail. "
-            "Lengths are as recorded; a click on a span tells what it takes without what recording added."
+            f"{shown:,} spans of one real step that was recorded with all requested levels. "
+            "Durations are as recorded; a click on a span shows its true time, without the overhead of recording."
         )
     elif steps.shown < steps.total:
         text = f"{shown:,} spans: {steps.shown} of {steps.total} steps, those next to the merged one."

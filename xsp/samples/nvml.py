@@ -24,7 +24,7 @@ from xsp.samples.source import Reading, Source
 
 
 ORDER_UNKNOWN = (
-    "devices of different models are here, and CUDA may number them otherwise than NVML: set "
+    "this machine has devices of different models, and CUDA may number them differently from NVML: set "
     "CUDA_DEVICE_ORDER=PCI_BUS_ID, or use the device before the block is entered"
 )
 
@@ -153,7 +153,7 @@ WHILE = f"""
         FROM samples WHERE name = '{MASK}'
     ),
     why AS (SELECT * FROM (VALUES {", ".join(f"({r.bit}, '{r.name}', {r.held}, {r.harm})" for r in REASONS)},
-                                  ({1 << 62}, 'a reason that this xsp does not know', false, false))
+                                  ({1 << 62}, 'unknown to this version of xsp', false, false))
             AS known(bit, reason, held, harm)),
     reasons AS (
         SELECT rank, device, from_ns, to_ns, reason, held, harm
@@ -174,8 +174,8 @@ INSTALL = "pip install 'xsp[cuda]'"
 
 
 _STRANGERS = (
-    "NVML lists processes and never the measured one, which does not use the device or is in a container, where its "
-    "number is another; how many others use it is unknown"
+    "NVML lists processes but never the measured one, which does not use the device or is in a container, where its "
+    "number is different; how many others use the device is unknown"
 )
 
 

@@ -71,7 +71,7 @@ class Sampler:
         self._ended.set()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
-            self._notes.append(f"a reading did not come back within {PATIENCE_S:g} s; the last portion is missing")
+            self._notes.append(f"a reading did not return within {PATIENCE_S:g} s; the last portion is missing")
         kept = (self._last_ns - self._first_ns) / (self._readings - 1) if self._readings > 1 else None
         return {
             "interval_ms": self._asked_ns / 1e6,
@@ -165,7 +165,7 @@ class Sampler:
             self._notes += [text for text in source.notes() if text not in self._notes]
             source.close()
         except Exception as error:
-            self._notes.append(f"{source.name} did not end in order: {type(error).__name__}: {error}")
+            self._notes.append(f"{source.name} could not be closed: {type(error).__name__}: {error}")
 
 
 def write(path: Path, rows: Iterable[Sample]) -> None:

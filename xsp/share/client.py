@@ -24,7 +24,7 @@ PATIENCE_S = 300.0
 """Seconds to wait for the store, which may have to copy the weights first."""
 
 _MISSING = "no store runs there ({}); start one: xsp share serve"
-_ENDED = "the store has ended before it answered; start one (xsp share serve) and attach again"
+_ENDED = "the store ended before it answered; start one (xsp share serve) and attach again"
 _OTHER = "the store is of another version of xsp; end it, and start one of this version: xsp share serve"
 
 
@@ -48,7 +48,7 @@ class Mapping:
         except OSError:
             sealed = False
         if not sealed or os.fstat(memory).st_size != nbytes:
-            raise ShareError("the store handed out memory that is not sealed")
+            raise ShareError("the store provided memory that is not sealed")
         try:
             self.address = pages.mapped(memory, nbytes)
         except OSError as error:

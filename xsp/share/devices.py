@@ -22,7 +22,7 @@ from xsp.share import client, driver, wire
 
 _MISSING = (
     "the store there does not serve {} ({{}}); end it, and start it with the device: xsp share serve --device {}. If "
-    "what served the device was killed, end those who are attached to it, too: their memory there is undefined"
+    "the process that served the device was killed, also end the attached processes: their memory is undefined"
 )
 
 

@@ -166,7 +166,7 @@ class DeviceStore(Serving[OnDevice]):
     def _begin(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
         del sent
         if asked.get("device") != self.device.uuid:
-            raise ShareError("the client means another device than this store has")
+            raise ShareError("the client requests another device than that of this store")
         key = str(asked.get("key", ""))
         there = self.shelf.objects.get(key)
         if there is not None and self.shelf.attach(client, there) and self._is_intact(client, there):
@@ -272,8 +272,8 @@ class DeviceStore(Serving[OnDevice]):
                     free, total = self.device.memory()
                     raise ShareError(
                         f"{self.device.where}: {source}: no room for {size_text(nbytes)}: {size_text(free)} of "
-                        f"{size_text(total)} are free, and {size_text(self.shelf.held_bytes)} of this store's are "
-                        f"attached{self.shelf.attached_text()}; nvidia-smi shows which processes have the rest"
+                        f"{size_text(total)} are free, and {size_text(self.shelf.held_bytes)} of this store are "
+                        f"attached{self.shelf.attached_text()}; nvidia-smi shows which processes use the rest"
                     ) from None
             evicted += 1
 
@@ -366,7 +366,7 @@ def _place(tensors: list[Tensor], at: int) -> str:
     for tensor in tensors:
         if tensor.offset <= at < tensor.offset + tensor.nbytes:
             return f"byte {at}, in {plain(tensor.name)}"
-    return f"byte {at}, in no tensor"
+    return f"byte {at}, outside tensors"
 
 
 # --- its process ------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def started(folder: Path, ordinal: int, capacity_bytes: int | None, eviction: Ev
         return process
     process.kill()
     how = processes.ending(process.wait())
-    raise ShareError(said or f"cuda:{ordinal}: the process that was to serve it ended with {how}")
+    raise ShareError(said or f"cuda:{ordinal}: the process that serves it ended with {how}")
 
 
 def beside(

@@ -30,10 +30,10 @@ _ELSEWHERE = "the memory cannot be opened here: is the store's process on the sa
 
 _REMEDIES = {
     2: "the device has no memory left; nvidia-smi shows who uses it",
-    3: "CUDA cannot be used in a child that was forked after its parent used it; start processes by spawn",
-    46: "the device is used by another process alone (compute mode); nvidia-smi -c DEFAULT",
+    3: "CUDA cannot be used in a child that was forked after its parent used it; start processes with spawn",
+    46: "the device is reserved by another process (exclusive compute mode); nvidia-smi -c DEFAULT",
     100: "there is no NVIDIA device here; nvidia-smi shows them",
-    101: "there is no such device here; nvidia-smi -L and CUDA_VISIBLE_DEVICES say which there are",
+    101: "there is no such device here; nvidia-smi -L and CUDA_VISIBLE_DEVICES show the devices",
     201: _ELSEWHERE,
     205: _ELSEWHERE,
     400: _ELSEWHERE,
@@ -112,7 +112,7 @@ class _Driver:
         for name, takes in _SIGNATURES.items():
             call = getattr(loaded, name, None)
             if call is None:
-                raise ShareError(f"{library} has no {name}: the driver is too old; one of CUDA 11.4 or later has it")
+                raise ShareError(f"{library} has no {name}: the driver is too old; CUDA 11.4 or later has it")
             call.argtypes, call.restype = takes, _INT
             self._calls[name] = call
         self.call("the driver", "cuInit", 0)

@@ -86,10 +86,10 @@ def _prepare(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         settings = models.Settings()
         built = models.build(asked["module"], settings)
         if not isinstance(built, models.Built):
-            raise ShareError(f"{asked['module']} is a function that does a step; it is to return a model and its input")
+            raise ShareError(f"{asked['module']} runs a step itself; it must return a model and its input")
         built = models.placed(asked["module"], built, settings)
         if built.state is not None:
-            raise ShareError(f"{asked['module']}: its input depends on the model, and cannot be given to others")
+            raise ShareError(f"{asked['module']}: its input depends on the model, and cannot be passed to others")
         torch.save((built.args, built.kwargs), folder / "input.pt")
         module = built.model
     if not asked["weights"]:

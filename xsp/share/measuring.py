@@ -142,17 +142,17 @@ def measure(
                 f"{source}: no such file; give a safetensors file, or a model such as torchvision:resnet18"
             )
         if module:
-            raise ShareError(f"{source}: no such file; with a model's name as the source, no module is given")
+            raise ShareError(f"{source}: no such file; omit MODULE if the source is the name of a model")
     weights, module = (str(path.resolve()), module) if path.is_file() else ("", source)
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
         asked = {"cwd": os.getcwd(), "folder": folder, "module": module, "weights": weights, "store": f"{folder}/s"}
-        told("writing what is loaded", 0, 1)
+        told("writing the weights", 0, 1)
         with started() as preparing:
             made = answer_of(preparing, {"do": "prepare", **asked})
         asked["weights"] = weights or f"{folder}/model.safetensors"
         found = Measured(source, module, made["nbytes"], made["tensors"], most=turns)
         files = [Path(asked["weights"]), Path(folder) / "model.pt"]
-        found.not_cold = _not_cold(files) if COLD in states else "it was not asked for"
+        found.not_cold = _not_cold(files) if COLD in states else "it was not requested"
         with store_at(Path(asked["store"]), 2 * made["nbytes"] + (64 << 20)) as store:
             _take_turns(found, asked, files, how, random.Random(seed), told)
             if together:
@@ -248,7 +248,7 @@ def answer_of(process: processes.Asked, question: dict[str, Any]) -> dict[str, A
         late = time.monotonic() >= until
         code = process.end(0.0 if late else END_S)
         ended = f"took more than {ANSWER_S:.0f} s" if late else f"ended ({processes.ending(code)})"
-        raise ShareError(f"a process that was to {question['do']} {ended}")
+        raise ShareError(f"the process for {question['do']!r} {ended}")
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise ShareError(f"{question.get('way', question['do'])}: {answer['error']}")
@@ -291,7 +291,7 @@ def _bring_about(state: str, files: Sequence[Path], store: Path) -> None:
     until = time.monotonic() + START_S
     while client.evict("*", store)["attached"]:  # the end of the last turn's process is noticed late
         if time.monotonic() > until:
-            raise ShareError("the weights stay attached, so that nothing can be measured cold")
+            raise ShareError("the weights stay attached, so cold loading cannot be measured")
         time.sleep(0.005)
     for path in files:
         _drop(path)
@@ -310,9 +310,9 @@ def _not_cold(files: Sequence[Path]) -> str:
         _drop(path)
         share = resident(path)
         if share is None:
-            return "the system does not tell which part of a file is in memory"
+            return "the system does not report which part of a file is in memory"
         if share > COLD_SHARE:
-            return f"{100 * share:.0f} % of {path.name} stay in memory when they are to be dropped (tmpfs, or in use)"
+            return f"{100 * share:.0f} % of {path.name} stay in memory when dropped (tmpfs, or in use)"
     return ""
 
 

@@ -34,7 +34,7 @@ TYPES = {
 _live: weakref.WeakSet[client.Mapping | DeviceMapping] = weakref.WeakSet()
 
 _WRITTEN = "these weights are shared by several processes and cannot be written"
-_REMEDY = "xsp.share.detach(module) makes them this process's own, to train or to change"
+_REMEDY = "xsp.share.detach(module) makes them private to this process, so that they can be trained or changed"
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
@@ -210,11 +210,11 @@ def _assigned(module: torch.nn.Module, held: Sequence[Held], source: str, strict
     if missing:
         raise ShareError(f"{where}: the file lacks {_some(missing)}; nothing was changed")
     if unused and strict:
-        raise ShareError(f"{where}: the module has no place for {_some(unused)}; pass strict=False to leave it out")
+        raise ShareError(f"{where}: the module has no place for {_some(unused)}; pass strict=False to ignore it")
     if volatile:
         raise ShareError(
-            f"{where}: no file has the buffers {_some(volatile)}, and the module has no values of them; "
-            "build it in `with xsp.share.empty():`, which makes buffers, instead of on the meta device, or with its "
+            f"{where}: no file has the buffers {_some(volatile)}, and the module has no values for them; "
+            "build it in `with xsp.share.empty():`, which creates buffers, instead of on the meta device, or with its "
             "values if it computes these buffers from them (Swin of timm)"
         )
     made: list[tuple[list[Slot], Any]] = []
@@ -230,12 +230,12 @@ def _assigned(module: torch.nn.Module, held: Sequence[Held], source: str, strict
             view = _checked(of, first, wanted, where)
             for also, other in rest:
                 if other.dtype != first.dtype or not torch.equal(view, _checked(also, other, wanted, where)):
-                    raise ShareError(f"{where}: {first.name} and {other.name} are tied, and differ in the file")
+                    raise ShareError(f"{where}: {first.name} and {other.name} are tied, but differ in the file")
             if view.dtype != wanted.dtype:
                 if not cast:
                     raise ShareError(
                         f"{where}: {plain(first.name)} is {_type(view)} in the file and {_type(wanted)} in the module; "
-                        f"build the module so (module.to({view.dtype})), or pass cast=True for a copy of its own"
+                        f"convert the module (module.to({view.dtype})), or pass cast=True for a private copy"
                     )
                 copied = torch.nn.Parameter(view.to(wanted.dtype), requires_grad=False)
                 private[first.name] = f"{_type(view)} in the file, {_type(copied)} here"
@@ -286,11 +286,11 @@ def _slots(
                 raise ShareError(f"{prefix}{name}: has no shape before the first call (a lazy module); call it once")
             if parameter.device.type not in ("cpu", "meta") and parameter.device != place:
                 raise ShareError(
-                    f"{prefix}{name}: is on {parameter.device}, and what is to be shared on {place}; pass "
+                    f"{prefix}{name}: is on {parameter.device}, and the shared weights are on {place}; pass "
                     f"device={str(parameter.device)!r}, which the store has to serve, or move the module to the CPU"
                 )
             if not is_plain and (type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided):
-                raise ShareError(f"{prefix}{name}: is {type(parameter.data).__name__}, which is no plain tensor")
+                raise ShareError(f"{prefix}{name}: is {type(parameter.data).__name__}, not a plain tensor")
             parameters[prefix + name] = each, name
         for name, buffer in each._buffers.items():
             if buffer is None:
@@ -434,7 +434,7 @@ def _saved(weights: Mapping[str, torch.Tensor]) -> int:
     for name, tensor in weights.items():
         where = f"the state dict cannot be shared: {plain(str(name))[:100]}"
         if not isinstance(tensor, torch.Tensor):
-            raise ShareError(f"{where} is {type(tensor).__name__}, no tensor (packed and quantised layers have such)")
+            raise ShareError(f"{where} is {type(tensor).__name__}, not a tensor (as in packed and quantised layers)")
         if tensor.is_meta:
             raise ShareError(f"{where} has no values: it is on the meta device")
         if tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in known:

@@ -68,17 +68,17 @@ def judged(found: Measured) -> Verdict:
     if said == evidence.FASTER and -apart.change >= MATTERS * apart.a:
         kind, sentence = PAYS, f"attach saves {gain}"
     elif memory is not None:
-        kind, sentence = PAYS, f"by memory from {_count(memory)} on; in time, attach against load_file saves {gain}"
+        kind, sentence = PAYS, f"in memory, from {_count(memory)} on; in time, attach saves over load_file {gain}"
     elif apart.low is not None and -apart.low < MATTERS * apart.a:
         kind, sentence = DOES_NOT, f"attach takes as long as load_file or longer: it saves {gain}"
         if said == evidence.SLOWER:
             sentence = f"attach takes longer than load_file: it saves {gain}"
         elif apart.change < 0:
-            sentence = f"attach saves less than {100 * MATTERS:.0f} % against load_file: {gain}"
+            sentence = f"attach saves less than {100 * MATTERS:.0f} % over load_file: {gain}"
     else:
         sentence = (
-            f"cannot tell: {found.turns} turns leave it open whether attach saves {100 * MATTERS:.0f} % or more "
-            f"against load_file: it saves {gain}"
+            f"cannot tell: {found.turns} turns do not show whether attach saves {100 * MATTERS:.0f} % or more "
+            f"over load_file: it saves {gain}"
         )
     return Verdict(kind, sentence if kind == CANNOT_TELL else f"{kind}: {sentence}", memory, pays_from(found, PICKLE))
 
@@ -88,9 +88,9 @@ def text(found: Measured) -> str:
     what = f"{size_text(found.nbytes)}, {found.tensors} tensors"
     of = f" in {found.module}" if found.module and found.module != found.source else ""
     said = judged(found)
-    use = "first call" if found.module else "reading it once"
+    use = "first call" if found.module else "one read"
     lines = [
-        f"{found.source}{of}: {what}; {found.turns} turns of at most {found.most}, each in a process of its own",
+        f"{found.source}{of}: {what}; {found.turns} turns of at most {found.most}, each in a new process",
         "",
         said.sentence,
         *_memory_lines(found, said),
@@ -103,24 +103,24 @@ def text(found: Measured) -> str:
     if (ATTACH, COLD) in found.taken:
         apart, told = difference(found, COLD)
         where = f" [{_ms(-apart.high)} … {_ms(-apart.low)}]" if apart.low is not None and apart.high is not None else ""
-        lines += ["", f"cold, attach against load_file saves {_ms(-apart.change)} ms{where}: {told}"]
+        lines += ["", f"cold, attach saves over load_file {_ms(-apart.change)} ms{where}: {told}"]
     lines += [
         "",
-        "Trimmed means with 95 % intervals. Warm: the file is in memory, and the store holds it. Cold: neither;",
+        "Trimmed means with 95 % intervals. Warm: the file is in memory and in the store. Cold: in neither;",
     ]
     lines += [f"nothing was measured cold: {found.not_cold}" if found.not_cold else "the store copies it first."]
     if found.large_bytes is not None and found.large_bytes < FEW_LARGE * found.nbytes:
         lines += [
             "",
-            f"Of the weights {size_text(found.large_bytes)} have large pages in the store, the rest pages of 4 KiB, of",
-            "which the first call touches each; a file in the page cache may have larger ones. See docs/use/share.md.",
+            f"Of the weights {size_text(found.large_bytes)} have large pages in the store, the rest pages of 4 KiB,",
+            "each touched by the first call; a file in the page cache may have larger ones. See docs/use/share.md.",
         ]
     return "\n".join(lines)
 
 
 def _memory_lines(found: Measured, said: Verdict) -> list[str]:
     if len(found.memory) < len(WAYS):
-        return ["memory: the system does not tell (no /proc/PID/smaps_rollup)"]
+        return ["memory: not reported by the system (no /proc/PID/smaps_rollup)"]
     lines = [f"memory, without libraries      1 process   each further   PSS of one of {TOGETHER}"]
     for way, memory in found.memory.items():
         each = size_text(round(max(0.0, memory.each)))
@@ -187,7 +187,7 @@ def estimate_text(source: str, tensors: Sequence[Tensor], known: estimate.Consta
         lines.append(f"{each.way + ', ' + each.state:22} {figures}  {PAYS if each.pays else DOES_NOT}")
     lines += [
         "",
-        "Saved over load_file, torch.load, warm, by the first part of the names; asking the store is in none:",
+        "Saved over load_file, torch.load, warm, by the first part of the names; without the request to the store:",
     ]
     for name, (size, count) in estimate.groups(tensors).items():
         saved = [_ms(value) for value in _group(size, count, known).values()]
@@ -195,11 +195,11 @@ def estimate_text(source: str, tensors: Sequence[Tensor], known: estimate.Consta
     asking = known.costs[ATTACH]
     lines += [
         "",
-        f"attach takes {asking.fixed_ns / 1e6:.2f} ms and {asking.tensor_ns / 1e3:.1f} µs a tensor here; load_file "
+        f"attach takes {asking.fixed_ns / 1e6:.2f} ms and {asking.tensor_ns / 1e3:.1f} µs per tensor here; load_file "
         f"{known.costs[MMAP].fixed_ns / 1e6:.2f} and {known.costs[MMAP].tensor_ns / 1e3:.1f},",
-        f"torch.load {known.costs[PICKLE].fixed_ns / 1e6:.2f} and {known.costs[PICKLE].tensor_ns / 1e3:.1f}, and what "
-        "it takes to copy. Cold, what reading from the disk takes is left out:",
-        "all ways do it. Memory, and what a first call takes: xsp share measure.",
+        f"torch.load {known.costs[PICKLE].fixed_ns / 1e6:.2f} and {known.costs[PICKLE].tensor_ns / 1e3:.1f}, plus "
+        "the copy. Cold times do not include reading from the disk, which",
+        "all ways do. For memory and the first call: xsp share measure.",
     ]
     return "\n".join(lines)
 

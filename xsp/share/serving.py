@@ -84,7 +84,7 @@ class Serving(Generic[Kind]):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise ShareError(f"{folder}: another {self.WHAT} serves it already") from error
+            raise ShareError(f"{folder}: is served by another {self.WHAT} already") from error
         try:
             self._listening = _listen(path)
         except ShareError:
@@ -235,7 +235,7 @@ class Serving(Generic[Kind]):
             raise ShareError(f"the {self.WHAT} is ending; start one (xsp share serve) and attach again")
         wanted = self._asks.get(str(asked.get("ask")))
         if wanted is None or (wanted == self._begin and (client.object is not None or client.waits_for is not None)):
-            raise ShareError(f"the {self.WHAT} does not know what is asked, or the connection is attached already")
+            raise ShareError(f"the {self.WHAT} does not know the request, or the connection is attached already")
         wanted(client, asked, sent)
 
     def _send(self, client: Client, told: dict[str, Any], memory: int | None = None, keep: bool = False) -> None:
@@ -270,7 +270,7 @@ class Serving(Generic[Kind]):
         found = [each for each in self.shelf.objects.values() if len(key) >= 8 and each.key.startswith(key)]
         if len(found) != 1:
             raise ShareError(
-                f"{plain(key)[:80]}: {'several objects begin so' if found else 'the store has no such object'}; "
+                f"{plain(key)[:80]}: {'several objects begin with it' if found else 'the store has no such object'}; "
                 "xsp share status lists them"
             )
         return found[0]
@@ -283,7 +283,7 @@ class Serving(Generic[Kind]):
             attached = [each for each in wanted if each.attached]
             if key != "*" and attached:
                 pids = ", ".join(str(each.pid) for each in attached[0].attached)
-                raise ShareError(f"{attached[0].key[:16]}: is attached (to process {pids}), and stays")
+                raise ShareError(f"{attached[0].key[:16]}: is attached (to process {pids}), and is kept")
             for each in wanted:
                 if not each.attached:
                     self.shelf.evict(each)
@@ -384,7 +384,7 @@ def _listen(path: str) -> socket.socket:
     try:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise ShareError(f"{path}: is no socket; move it away, or give another directory with --dir")
+                raise ShareError(f"{path}: is not a socket; move it away, or give another directory with --dir")
             os.unlink(path)
         listening.bind(path)
         os.chmod(path, 0o600)
@@ -392,7 +392,7 @@ def _listen(path: str) -> socket.socket:
         listening.setblocking(False)
     except OSError as error:
         listening.close()
-        raise ShareError(f"{path}: no socket can be made there ({error.strerror})") from error
+        raise ShareError(f"{path}: no socket can be created there ({error.strerror})") from error
     except ShareError:
         listening.close()
         raise

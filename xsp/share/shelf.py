@@ -127,8 +127,8 @@ class Shelf(Generic[Kind]):
                 held = self.capacity_bytes - free - sum(each.nbytes for each in unused)
                 raise ShareError(
                     f"{named}: {size_text(nbytes)} do not fit: of {size_text(self.capacity_bytes)}, {size_text(held)} "
-                    f"are attached{self._by_whom()} or being copied, which is never evicted; {self._option} SIZE for "
-                    "more"
+                    f"are attached{self._by_whom()} or being copied, which is never evicted; increase it with "
+                    f"{self._option} SIZE"
                 )
             going: list[Kind] = []
             for each in unused:

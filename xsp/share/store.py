@@ -50,7 +50,7 @@ class Store(Serving[Object]):
             UsageError: the capacity is not above zero.
         """
         if capacity_bytes <= 0:
-            raise UsageError("--capacity: a store of 0 bytes keeps nothing; give a size such as 4GiB")
+            raise UsageError("--capacity: must be above 0; give a size such as 4GiB")
         self._known: dict[Version, str] = {}
         super().__init__(folder, Shelf(capacity_bytes, eviction))
 
@@ -58,7 +58,7 @@ class Store(Serving[Object]):
         if "key" in asked:
             named = self._of_key(str(asked["key"]))
             if not self.shelf.attach(client, named):
-                raise ShareError(f"{named.key[:16]}: was evicted just now; attach to its file")
+                raise ShareError(f"{named.key[:16]}: has just been evicted; attach its file")
             self._give(client, named, True, [])
             return
         if not sent:
@@ -66,7 +66,7 @@ class Store(Serving[Object]):
         source = plain(str(asked.get("source", "")))[:4096]
         found = os.fstat(sent[0])
         if not stat.S_ISREG(found.st_mode):
-            raise ShareError(f"{source}: is no regular file")
+            raise ShareError(f"{source}: is not a regular file")
         version = version_of(found)
         there = self.shelf.objects.get(self._known.get(version, ""))
         if there is not None and self.shelf.attach(client, there):

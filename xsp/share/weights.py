@@ -67,17 +67,15 @@ def read_header(file: int, named: str) -> list[Tensor]:
     length = int.from_bytes(start[:8], "little")
     if start[8:9] != b"{":
         _refuse_pickle(start, named)
-        raise ShareError(f"{named}: is no safetensors file; write one with safetensors.torch.save_file")
+        raise ShareError(f"{named}: is not a safetensors file; write one with safetensors.torch.save_file")
     if not 2 <= length <= min(size - 8, MOST_HEADER):
-        raise ShareError(
-            f"{named}: its header would have {length} bytes, in a file of {size}: it is truncated or damaged"
-        )
+        raise ShareError(f"{named}: its header states {length} bytes in a file of {size}: it is truncated or damaged")
     try:
         header = json.loads(_read(file, 8, length, named), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ShareError(f"{named}: its header cannot be read ({plain(str(error))[:200]})") from None
     if not isinstance(header, dict):
-        raise ShareError(f"{named}: its header is no table of tensors")
+        raise ShareError(f"{named}: its header is not a table of tensors")
     header.pop("__metadata__", None)
     data = 8 + length
     found = sorted((_tensor(name, told, named, data) for name, told in header.items()), key=lambda each: each[3:])
@@ -87,7 +85,7 @@ def read_header(file: int, named: str) -> list[Tensor]:
             raise ShareError(f"{named}: the bytes of {plain(each.name)} overlap others or leave a gap")
         end += each.nbytes
     if end != size:
-        raise ShareError(f"{named}: its tensors end at byte {end}, and the file at {size}: it is truncated or damaged")
+        raise ShareError(f"{named}: its tensors end at byte {end}, the file at {size}: it is truncated or damaged")
     return found
 
 
@@ -109,7 +107,7 @@ def shards(source: str) -> list[str]:
     if path.is_dir():
         found = [each for each in (path / WHOLE, path / INDEX) if each.is_file()]
         if not found:
-            raise ShareError(f"{source}: a folder without {WHOLE} or {INDEX}")
+            raise ShareError(f"{source}: is a folder without {WHOLE} or {INDEX}")
         path = found[0]
     if not path.name.endswith(".index.json"):
         return [str(path)]
@@ -121,7 +119,7 @@ def shards(source: str) -> list[str]:
     except OSError as error:
         raise ShareError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ShareError(f"{path}: no index of safetensors files ({error})") from error
+        raise ShareError(f"{path}: is not an index of safetensors files ({error})") from error
     missing = [each for each in names if not (path.parent / each).is_file()]
     if missing or not names:
         raise ShareError(f"{path}: there is no {missing[0]} beside it" if missing else f"{path}: it names no file")
@@ -130,7 +128,7 @@ def shards(source: str) -> list[str]:
 
 def _plain_name(name: object) -> str:
     if not isinstance(name, str) or Path(name).name != name:
-        raise ValueError(f"{name!r} is no name of a file beside it")
+        raise ValueError(f"{name!r} is not the name of a file beside it")
     return name
 
 
@@ -145,7 +143,7 @@ def _refuse_pickle(start: bytes, named: str) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name occurs twice")
     return found
 
 
@@ -161,17 +159,17 @@ def _tensor(name: str, told: Any, named: str, data: int) -> Tensor:
     """
     where = f"{named}: tensor {plain(name)[:100]}"
     if not isinstance(told, dict) or set(told) != {"dtype", "shape", "data_offsets"}:
-        raise ShareError(f"{where}: is to have dtype, shape and data_offsets")
+        raise ShareError(f"{where}: must have dtype, shape and data_offsets")
     dtype, shape, offsets = told["dtype"], told["shape"], told["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ShareError(f"{where}: its type {plain(str(dtype))[:40]} is not known; there are {', '.join(ITEM_BYTES)}")
     if not isinstance(shape, list) or not all(map(_whole, shape)) or len(shape) > 64:
-        raise ShareError(f"{where}: its shape is no list of sizes")
+        raise ShareError(f"{where}: its shape is not a list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_whole, offsets)):
-        raise ShareError(f"{where}: its data_offsets are no two places")
+        raise ShareError(f"{where}: its data_offsets are not two positions")
     nbytes = offsets[1] - offsets[0]
     if nbytes != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise ShareError(f"{where}: its bytes ({nbytes}) are not those of its shape and type")
+        raise ShareError(f"{where}: its bytes ({nbytes}) do not match its shape and type")
     return Tensor(name, dtype, tuple(shape), data + offsets[0], nbytes)
 
 
@@ -222,7 +220,7 @@ def read_table(memory: Any) -> list[Tensor]:
         ShareError: the object was not made by `copy`.
     """
     if bytes(memory[:8]) != MAGIC:
-        raise ShareError("what the store handed out is no object of weights")
+        raise ShareError("the store provided an object that is not weights")
     (length,) = struct.unpack("<Q", bytes(memory[8:16]))
     before = -(-(16 + length) // PAGE) * PAGE
     return [

@@ -45,7 +45,7 @@ def socket_of(folder: Path, name: str = SOCKET) -> str:
     except OSError as error:
         raise ShareError(f"{folder}: no store runs there ({error.strerror}); start one: xsp share serve") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ShareError(f"{folder}: is to be a directory of yours that nobody else can enter (chmod 700)")
+        raise ShareError(f"{folder}: must be your directory, without access for others (chmod 700)")
     path = str(folder / name)
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise ShareError(f"{folder}: its path is too long for a socket; give a shorter one with --dir or {DIRECTORY}")

@@ -13,7 +13,11 @@ from xsp.store import iterations
 from xsp.store.trace import Rung
 
 UNMEASURED = "not measured at its own rung"
-NO_RUNG_OUTSIDE = "no rung further out to tell the cost of this one"
+NO_RUNG_OUTSIDE = "no shallower rung to measure the cost of this one"
+
+_SHARES = (0.5, 0.9, 0.99)
+_MOST = 2**31 - 1
+"""Maximum number of steps that fits into its column."""
 
 
 def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
@@ -38,16 +42,15 @@ class Measured:
 
     def take_own(self, durations: list[float]) -> None:
         """Compute the statistics from the durations at the own rung."""
-        self._take(durations, summary.interval(durations))
+        self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
+        self.ends = summary.interval(durations)
+        self.shares = tuple(summary.percentile(durations, share) for share in _SHARES)
 
     def take_bare(self, steps: Sequence[iterations.BareStep]) -> None:
         """Compute the statistics from steady bare steps, in the order in which they ran."""
-        self._take([each.dur_ns for each in steps], iterations.bare_interval(steps))
-
-    def _take(self, durations: list[float], ends: summary.Interval | None) -> None:
-        self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
-        self.ends = ends
-        self.shares = tuple(summary.percentile(durations, share) for share in (0.5, 0.9, 0.99))
+        self.steps, self.mean = min(iterations.count_of(steps), _MOST), iterations.mean_ns(steps)
+        self.ends = iterations.bare_interval(steps)
+        self.shares = tuple(iterations.percentile_ns(steps, share) for share in _SHARES)
 
 
 class Figures(NamedTuple):

@@ -18,13 +18,13 @@ from xsp.schema import Level
 from xsp.store.loop import BARE
 
 ENOUGH = 5
-"""Minimum number of steady steps for a figure."""
+"""Minimum number of rows of steady steps for a figure."""
 
 NEAR = 4
 """Number of steady steps at the start of a series that may still be settling."""
 
 NEARBY = 5
-"""Number of steady steps whose median a recorded step is compared with."""
+"""Number of rows of steady steps whose median a recorded step is compared with."""
 
 MOST_PASSING = 0.25
 """Maximum share of a step that is subtracted."""
@@ -43,7 +43,7 @@ TOO_COLD = 0.25
 
 
 class BareStep(NamedTuple):
-    """A step in which no collector was on; in a long run, the mean of several such steps."""
+    """A step in which no collector was on, or the mean of several such steps: a row of the loop."""
 
     step: int
     dur_ns: float
@@ -52,10 +52,32 @@ class BareStep(NamedTuple):
     """Nanoseconds that were subtracted, because collectors slow a step even while they record nothing."""
 
     place: int = 0
-    """Position in the series of consecutive steady rows, from 1; 0 if unknown."""
+    """Position of the first step of the row in the series of consecutive steady steps, from 1; 0 if unknown."""
 
     own_ns: float = 0.0
     """Nanoseconds that xsp worked just before the step; 0 in a stretch, where it does nothing between steps."""
+
+    steps: int = 1
+    """Number of steps that the row is the mean of. Figures weigh the row by it."""
+
+
+def mean_ns(steps: Sequence[BareStep]) -> float:
+    """Return the trimmed mean of the times of bare steps, in nanoseconds; each row weighs as much as its steps."""
+    return summary.trimmed_mean(_of_equal_weight(steps))
+
+
+def percentile_ns(steps: Sequence[BareStep], share: float) -> float:
+    """Return a percentile of the times of bare steps, in nanoseconds; each row counts as often as it has steps."""
+    return summary.percentile([each.dur_ns for each in steps], share, [each.steps for each in steps])
+
+
+def count_of(steps: Sequence[BareStep]) -> int:
+    """Return the number of steps that the rows represent."""
+    return sum(each.steps for each in steps)
+
+
+def _of_equal_weight(steps: Sequence[BareStep]) -> list[float]:
+    return summary.of_equal_weight([each.dur_ns for each in steps], [each.steps for each in steps])
 
 
 def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
@@ -69,16 +91,19 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
         run: content of `run.json`.
 
     Returns:
-        The steps; none if there are fewer than `ENOUGH`, or if a device works on after the end of the host's step.
+        The steps; none if there are fewer than `ENOUGH` rows, or if a device works on after the end of the host's step.
     """
     found = con.execute(
         f"""
         WITH parted AS (
             SELECT *, sum(CASE WHEN steady THEN 0 ELSE 1 END) OVER (PARTITION BY rank ORDER BY step) AS part FROM loop
         ), placed AS (
-            SELECT *, row_number() OVER (PARTITION BY rank, part ORDER BY step) - 1 AS place FROM parted
+            -- the row that begins a part is not steady, and counts as one step
+            SELECT *, sum(CASE WHEN steady THEN steps ELSE 1 END) OVER (PARTITION BY rank, part ORDER BY step)
+                      - CASE WHEN steady THEN steps ELSE 1 END AS place
+            FROM parted
         )
-        SELECT step, dur_ns, samples, place, coalesce(own_ns, 0), steps > 1 FROM placed
+        SELECT step, dur_ns, samples, place::BIGINT, coalesce(own_ns, 0), steps FROM placed
         WHERE steady AND rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
           AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL)
         ORDER BY step
@@ -86,11 +111,11 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     ).fetchall()
     if len(found) < ENOUGH:
         return []
-    passing = passing_of(con, run) if any(in_stretch for *_, in_stretch in found) else Passing()
-    taken_off = [passing.of(dur_ns) if in_stretch else 0.0 for _, dur_ns, *_, in_stretch in found]
+    passing = passing_of(con, run) if any(steps > 1 for *_, steps in found) else Passing()
+    taken_off = [passing.of(dur_ns) if steps > 1 else 0.0 for _, dur_ns, *_, steps in found]
     return [
-        BareStep(step, dur_ns - off, samples, off, place, 0.0 if in_stretch else own_ns)
-        for (step, dur_ns, samples, place, own_ns, in_stretch), off in zip(found, taken_off, strict=True)
+        BareStep(step, dur_ns - off, samples, off, place, 0.0 if steps > 1 else own_ns, steps)
+        for (step, dur_ns, samples, place, own_ns, steps), off in zip(found, taken_off, strict=True)
     ]
 
 
@@ -104,24 +129,24 @@ def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
         con: as in `steady_steps`.
 
     Returns:
-        The steps; none if steps are not short or fewer than `ENOUGH`, or if a device works on after the end of the
-        host's step.
+        The steps; none if steps are not short or their rows fewer than `ENOUGH`, or if a device works on after the end
+        of the host's step.
     """
     found = con.execute(
         f"""
         WITH {UNDISTURBED}
-        SELECT step, dur_ns, samples FROM undisturbed
+        SELECT step, dur_ns, samples, steps FROM undisturbed
         WHERE {OF_ALIKE} AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL) ORDER BY step
         """
     ).fetchall()
-    steps = [BareStep(*each) for each in found]
-    is_short = steps and summary.percentile([each.dur_ns for each in steps], 0.5) < SHORT_NS
+    steps = [BareStep(step, dur_ns, samples, steps=count) for step, dur_ns, samples, count in found]
+    is_short = steps and percentile_ns(steps, 0.5) < SHORT_NS
     return steps if is_short and len(steps) >= ENOUGH else []
 
 
 def disturbed_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     """Return the 95 % interval of the trimmed mean of `disturbed_steps`, its lower end divided by `DISTURBED`."""
-    ends = summary.drifting_interval([each.dur_ns for each in steps])
+    ends = spread_interval(steps)
     return None if ends is None else summary.Interval(ends.lo / DISTURBED, ends.hi)
 
 
@@ -134,23 +159,35 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     Returns:
         None for fewer than three steps.
     """
-    ends = summary.drifting_interval([each.dur_ns for each in steps])
+    ends = spread_interval(steps)
     if ends is None:
         return None
     off = max(each.passing_ns for each in steps)
     return summary.Interval(max(0.0, ends.lo - off - unsettled(steps) - evicted(steps)), ends.hi + off)
 
 
+def spread_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
+    """Return the interval of `mean_ns`; None for fewer than three rows."""
+    ends = summary.drifting_interval(_of_equal_weight(steps))
+    if ends is not None or len(steps) < 3:
+        return ends
+    # one or two rows have nearly all the steps
+    ends = summary.mean_interval([each.dur_ns for each in steps], [each.steps for each in steps])
+    middle = mean_ns(steps)
+    return None if ends is None else summary.Interval(min(ends.lo, middle), max(ends.hi, middle))
+
+
 def unsettled(steps: Sequence[BareStep]) -> float:
     """Return how much slower steady steps are because some are near a recorded one; 0 if there are too few steps.
 
-    The first `NEAR` steps of each series of steady steps are compared with the later ones. In nanoseconds.
+    Rows that contain one of the first `NEAR` steps of a series of steady steps are compared with the later ones. In
+    nanoseconds.
     """
-    near = [each.dur_ns for each in steps if 0 < each.place <= NEAR]
-    far = [each.dur_ns for each in steps if each.place > NEAR]
+    near = [each for each in steps if 0 < each.place <= NEAR]
+    far = [each for each in steps if each.place > NEAR]
     if min(len(near), len(far)) < ENOUGH:
         return 0.0
-    return max(0.0, summary.trimmed_mean(near) - summary.trimmed_mean(far)) * len(near) / len(steps)
+    return max(0.0, mean_ns(near) - mean_ns(far)) * count_of(near) / count_of(steps)
 
 
 def evicted(steps: Sequence[BareStep]) -> float:
@@ -160,8 +197,8 @@ def evicted(steps: Sequence[BareStep]) -> float:
     lines that it evicts. So it slows a step by at most about its own duration. The result is the median of these
     durations, at most `MOST_PASSING` of the step, in nanoseconds.
     """
-    own_ns = summary.percentile([each.own_ns for each in steps], 0.5)
-    return min(own_ns, MOST_PASSING * summary.percentile([each.dur_ns for each in steps], 0.5))
+    own_ns = summary.percentile([each.own_ns for each in steps], 0.5, [each.steps for each in steps])
+    return min(own_ns, MOST_PASSING * percentile_ns(steps, 0.5))
 
 
 class Passing(NamedTuple):
@@ -225,7 +262,10 @@ OF_ALIKE = """
 
 
 def nearby(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float]]) -> list[float]:
-    """Return, for each recorded step (number, nanoseconds), the median of the steady steps next to it."""
+    """Return, for each recorded step (number, nanoseconds), the median of the rows of steady steps next to it.
+
+    The rows count once each: of a row of many steps only the nearest ones are next to the recorded step.
+    """
     numbers = [each.step for each in bare]
     found = []
     for number, _ in recorded:
@@ -251,7 +291,7 @@ def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
     Returns:
         The ratio; None if there are too few such steps.
     """
-    ((count, cold_ns, steady_ns),) = con.execute(
+    ((count, cold_ns, steady_ns, weights),) = con.execute(
         f"""
         WITH followed AS (
             SELECT *, lead(rung) OVER (PARTITION BY rank ORDER BY step) AS next_rung FROM loop
@@ -259,10 +299,11 @@ def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
             SELECT * FROM followed WHERE rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
         )
         SELECT count(*) FILTER (next_rung <> {BARE}), median(dur_ns) FILTER (next_rung <> {BARE}),
-               median(dur_ns) FILTER (steady) FROM bare
+               list(dur_ns ORDER BY step) FILTER (steady), list(steps ORDER BY step) FILTER (steady) FROM bare
         """
     ).fetchall()
-    return Coldness(cold_ns / steady_ns, count) if count >= ENOUGH and steady_ns else None
+    usual_ns = summary.percentile(steady_ns, 0.5, weights) if steady_ns else 0.0
+    return Coldness(cold_ns / usual_ns, count) if count >= ENOUGH and usual_ns else None
 
 
 NEARNESS = f"""

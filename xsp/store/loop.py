@@ -80,6 +80,27 @@ def show(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
     return said
 
 
+def show_in_turn(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> tuple[list[str], dict[Path, int]]:
+    """Make the table `loop` of several runs of one program, with the steps of a run numbered after those before it.
+
+    Returns:
+        A sentence for each damaged file that was left out, and the number that was added to the steps of each run.
+    """
+    said: list[str] = []
+    added: dict[Path, int] = {}
+    number = 0
+    table.create(con, "loop_in_turn", LOOP_COLUMNS)
+    for run in runs:
+        said += show(con, [run])
+        added[run] = number
+        con.execute(f"INSERT INTO loop_in_turn SELECT * REPLACE (step + {number} AS step) FROM loop")
+        ((after,),) = con.execute("SELECT coalesce(max(step + steps), 0) FROM loop").fetchall()
+        number += max([int(after), *(int(file.stem) + 1 for file in rundir.segments(run))])
+    con.execute("DROP TABLE loop")
+    con.execute("ALTER TABLE loop_in_turn RENAME TO loop")
+    return said, added
+
+
 def _read(con: duckdb.DuckDBPyConnection, written: Path) -> None:
     there = {name for name, *_ in con.execute(f"DESCRIBE SELECT * FROM {table.parquet(written)}").fetchall()}
     chosen = ", ".join(
@@ -158,7 +179,8 @@ def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
 def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
     """Add the rows that spans contain to the table `loop`; for each rank only the rows of the latest version.
 
-    A version may arrive in parts, in any order. Rows of an earlier version stay where the latest one has none.
+    A version may arrive in parts, in any order. Rows of an earlier version stay where the latest one has none, unless
+    they are of a process whose rank was started again: these began earlier, though their steps have higher numbers.
 
     Args:
         con: holds the tables `loop` and `source`.
@@ -186,13 +208,15 @@ def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
         if last is not None and end < int(last):
             continue
         for rows in filter(None, parts if last is not None else ()):
-            first, stop = min(row[1] for row in rows), max(row[1] + row[2] for row in rows)
+            (first, start_ns), stop = min((row[1], row[_START]) for row in rows), max(row[1] + row[2] for row in rows)
             con.execute("DELETE FROM loop WHERE rank = ? AND step < ? AND step + steps > ?", [rank, stop, first])
+            con.execute("DELETE FROM loop WHERE rank = ? AND step >= ? AND start_ns < ?", [rank, first, start_ns])
         table.insert(con, "loop", [row for rows in parts for row in rows], LOOP_COLUMNS)
     return wrong
 
 
 _SENT_START = [column.name for column in _SENT].index("start_ns")
+_SENT_STEPS = [column.name for column in _SENT].index("steps")
 _FITS: Mapping[str, Callable[[Any], bool]] = {
     "INTEGER": lambda value: _is_whole(value, 31),
     "SMALLINT": lambda value: _is_whole(value, 15),
@@ -224,4 +248,6 @@ def _unpacked(rank: int, attributes: str) -> tuple[int, list[tuple[Any, ...]]]:
             raise ValueError(column.name)
     if not _is_whole(said[_END], 62):
         raise ValueError(_END)
+    if not all(columns[_SENT_STEPS]):  # figures are weighted by the steps of a row
+        raise ValueError("steps")
     return said[_END], [(rank, *row) for row in zip(*columns, strict=True)]

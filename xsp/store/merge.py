@@ -208,8 +208,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
     rungs: list[Rung] = []
     bare = iterations.steady_steps(con, run) if steps else []
     if bare:
-        durations = [each.dur_ns for each in bare]
-        rungs.append(Rung(BARE, len(bare), summary.trimmed_mean(durations), None, None, 0))
+        rungs.append(Rung(BARE, iterations.count_of(bare), iterations.mean_ns(bare), None, None, 0))
     before: int | None = None
     for level, numbered in steps.items():
         durations = [dur_ns for _, dur_ns in numbered]

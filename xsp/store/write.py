@@ -94,7 +94,7 @@ class Store:
         if self._sampler is not None:
             run |= {"samples": self._end_sampling()}
         if self._loop_lost:
-            text = f"{self._loop_lost} rows of the loop were not stored: how long the program's steps took is not whole"
+            text = f"{self._loop_lost} rows of the loop were not stored: the times of the steps are incomplete"
             run = run.noted("xsp", [text])
         if run.budget is not None and "program_percent" not in run.budget:  # else this is a repeated merge
             run |= {"budget": _with_end(run.budget, time.monotonic_ns() - began)}

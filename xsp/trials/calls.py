@@ -38,15 +38,13 @@ class ChannelsLast(Trial):
             changed += 1
         given = sum(_is_other(torch, each) for each in _tensors((args, dict(kwargs))))
         if not changed and not given:
-            self.not_for(
-                f"{_name(module)}: weights and inputs are so already" if kept else f"{_name(module)}: no convolutions"
-            )
+            self.not_for(f"{_name(module)}: channels-last already" if kept else f"{_name(module)}: no convolutions")
             return
         if not changed and not kept:
             self.not_for(f"{_name(module)}: no convolutions")
             return
         module.register_forward_pre_hook(lambda called, at, named: _last(torch, (at, named)), with_kwargs=True)
-        self.did(f"{_name(module)}: {changed} weights and {given} inputs with the channels last")
+        self.did(f"{_name(module)}: {changed} weights and {given} inputs made channels-last")
 
 
 class InferenceMode(Trial):
@@ -162,8 +160,8 @@ class Sdpa(Trial):
         self._of_transformers(module)
         if not self.applied:
             self.not_for(
-                f"{_name(module)}: its attention has no switch, or is so already; what is written by hand in its code "
-                "can only be changed there"
+                f"{_name(module)}: its attention has no switch, or is switched already; attention that its code "
+                "computes itself can only be changed there"
             )
 
     def _of_transformers(self, module: Any) -> None:

@@ -70,7 +70,7 @@ class FoldBatchNorm(Trial):
         self._hooks, self._returned, self._pairs, self._calls = [], {}, {}, {}
         if not pairs:
             if not self.reasons:
-                self.not_for(f"{type(module).__name__}: no batch norm that directly follows a layer of evaluation")
+                self.not_for(f"{type(module).__name__}: no batch norm in evaluation mode directly follows a layer")
             return
         back: list[Any] = []
         try:
@@ -87,7 +87,7 @@ class FoldBatchNorm(Trial):
             return
         for undo in reversed(back):
             undo()
-        said = "results cannot be compared" if error is None else f"results differed by {error:.1e}, so all is back"
+        said = "results cannot be compared" if error is None else f"results differed by {error:.1e}: fold undone"
         self.not_for(f"{type(module).__name__}: {said if back else 'none of its batch norms can be folded'}")
 
 

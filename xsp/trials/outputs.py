@@ -78,13 +78,13 @@ def error(one: Path, other: Path) -> tuple[float | None, bool, str]:
     if not kept[0] or not kept[1]:
         return None, False, "no outermost module returned a tensor"
     if kept[0].keys() != kept[1].keys():
-        return None, False, "the two called different modules"
+        return None, False, "the two runs called different modules"
     worst, same, pairs = 0.0, True, 0
     for name, calls in kept[0].items():
         for at, there in zip(calls, kept[1][name], strict=False):
             for a, b in zip(at["tensors"], there["tensors"], strict=False):
                 if a["shape"] != b["shape"]:
-                    return None, False, f"{name} returned other shapes"
+                    return None, False, f"{name} returned different shapes"
                 apart = _apart(a["values"], b["values"])
                 pairs += 1
                 worst = max(worst, apart)

@@ -35,7 +35,7 @@ class Threads(Trial):
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
-        return f"torch computed with {self.threads} threads before" if facts.get("threads") == self.threads else None
+        return f"torch already computed with {self.threads} threads" if facts.get("threads") == self.threads else None
 
 
 class Interop(Trial):
@@ -56,7 +56,7 @@ class Interop(Trial):
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         same = facts.get("interop") == self.threads
-        return f"torch ran up to {self.threads} operators at once before" if same else None
+        return f"torch already ran up to {self.threads} operators at once" if same else None
 
 
 class OneDnn(Trial):
@@ -91,7 +91,7 @@ class OneDnn(Trial):
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
-        return "oneDNN was on before" if facts.get("onednn") else None
+        return "oneDNN was already on" if facts.get("onednn") else None
 
 
 class Malloc(Trial):
@@ -115,14 +115,14 @@ class Malloc(Trial):
         """See `Trial`."""
         library, version = platform.libc_ver()
         if library != "glibc":
-            self.not_for(f"the C library is {library or 'unknown'}, and this is of glibc")
+            self.not_for(f"the C library is {library or 'unknown'}, and this trial needs glibc")
             return
         self.did(f"glibc {version} keeps up to {self.KEPT_GIB} GiB of free memory")
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         kept = facts.get("malloc")
-        return f"the allocator was told so before: {kept}" if kept else None
+        return f"the allocator was already set to keep memory: {kept}" if kept else None
 
 
 class Tf32(Trial):
@@ -147,7 +147,7 @@ class Tf32(Trial):
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
-        return "TF32 was allowed before" if facts.get("matmul_precision") in ("high", "medium") else None
+        return "TF32 was already allowed" if facts.get("matmul_precision") in ("high", "medium") else None
 
 
 class CudnnBenchmark(Trial):
@@ -169,7 +169,7 @@ class CudnnBenchmark(Trial):
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
-        return "cuDNN chose by timing before" if facts.get("cudnn_benchmark") else None
+        return "cuDNN already chose by timing" if facts.get("cudnn_benchmark") else None
 
 
 def facts() -> dict[str, Any]:

@@ -18,7 +18,7 @@ class _OfOptimizers(Trial):
         """See `Trial`."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        self.not_for("no optimizer of torch's stepped")
+        self.not_for("no torch optimizer stepped")
         self._seen: set[int] = set()
         register_optimizer_step_pre_hook(self._set)
 
@@ -26,16 +26,16 @@ class _OfOptimizers(Trial):
         if id(optimizer) in self._seen:
             return
         self._seen.add(id(optimizer))
-        self.reasons.pop("no optimizer of torch's stepped", None)
+        self.reasons.pop("no torch optimizer stepped", None)
         name = type(optimizer).__name__
         switch = next(iter(self.wanted))
         groups = [group for group in optimizer.param_groups if switch in group]
         if not groups:
-            self.not_for(f"{name} has no switch {switch}")
+            self.not_for(f"{name} has no option {switch}")
         elif all(group.get(switch) for group in groups):
             self.not_for(f"{name} has {switch}=True already")
         elif switch == "fused" and any(group.get("differentiable") or group.get("capturable") for group in groups):
-            self.not_for(f"{name} cannot be fused with its other switches")
+            self.not_for(f"{name} cannot be fused with its other options")
         else:
             for group in groups:
                 group.update({key: value for key, value in self.wanted.items() if key in group})
@@ -67,7 +67,7 @@ class Workers(Trial):
         """See `Trial`."""
         from torch.utils.data import DataLoader
 
-        self.not_for("no data loader was made that has no workers")
+        self.not_for("no data loader without workers was made")
         original = DataLoader.__init__
         takes = inspect.signature(original)
 

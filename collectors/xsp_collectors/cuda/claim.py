@@ -28,7 +28,7 @@ _TOOLS = {
 _CLIENTS = ("toolsinjection", "cuda-injection", "sanitizer", "libtau", "libpapi", "score-p", "hpctoolkit")
 """Parts of the names of mapped libraries that show other clients of CUPTI."""
 
-WHAT_TO_DO = "leave it away, or take device work from torch.profiler with --kernels kineto"
+WHAT_TO_DO = "run without it, or take device work from torch.profiler with --kernels kineto"
 
 _TAKEN = "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"
 
@@ -47,9 +47,9 @@ def tool_around() -> str | None:
 def setting_against() -> str | None:
     """Return why a setting of Kineto excludes another client of CUPTI, and a remedy, or None."""
     if os.environ.get("TEARDOWN_CUPTI") == "1":
-        return "TEARDOWN_CUPTI=1 has torch.profiler close CUPTI down after each use: unset it"
+        return "TEARDOWN_CUPTI=1 makes torch.profiler shut CUPTI down after each use: unset it"
     if os.environ.get("KINETO_USE_DAEMON"):
-        return "KINETO_USE_DAEMON lets others switch torch.profiler on at any time: unset it"
+        return "KINETO_USE_DAEMON lets other processes switch torch.profiler on at any time: unset it"
     return None
 
 

@@ -206,20 +206,20 @@ class CuptiActivities(DeviceCollector):
     def _count_losses(self) -> None:
         counts, records = self._counts, self._records
         counts["records that could not be read"] += records.unread
-        counts["records of another client of CUPTI's"] += records.other
-        counts["nodes of CUDA graphs whose layer could not be told"] += self._captures.unread
+        counts["records of another client of CUPTI"] += records.other
+        counts["nodes of CUDA graphs whose layer is unknown"] += self._captures.unread
         self._captures.unread = 0
         records.unread = records.other = 0
         counts["ends of NVTX ranges that began before the step"] += self._ranges.without_beginning
-        counts["NVTX markers whose time CUPTI could not tell"] += self._ranges.without_time
+        counts["NVTX markers without a time from CUPTI"] += self._ranges.without_time
         self._ranges.without_beginning = self._ranges.without_time = 0
-        counts["threads that could not be told: their calls are on no thread"] += self._threads.unknown
+        counts["threads that could not be identified: their calls are on no thread"] += self._threads.unknown
         self._threads.unknown = 0
         if self._recording is not None:
             dropped = self._recording.dropped()
-            counts["records that CUPTI dropped for want of a buffer"] += dropped or 0
+            counts["records that CUPTI dropped because no buffer was free"] += dropped or 0
             if dropped is None:
-                self._said.add("CUPTI did not tell of each step how many records it dropped")
+                self._said.add("CUPTI did not report for every step how many records it dropped")
             if self._recording.refused:
                 self._said.add(f"CUPTI does not record {', '.join(self._recording.refused)} here")
 

@@ -36,7 +36,7 @@ def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) 
         work: launches at least one kernel and waits for it; default: a small kernel of torch.
     """
     if kinetouse.enabled():
-        return Outcome("torch.profiler is recording in this process: leave it away, or --kernels kineto")
+        return Outcome("torch.profiler is recording in this process: run without it, or use --kernels kineto")
     claim = Claim(cupti)
     reason = claim.take()
     if reason is not None:
@@ -92,7 +92,7 @@ def _wrong_with(rows: list[tuple[Activity, Row]], before: int, after: int) -> st
     kernels = [row for kind, row in rows if kind is Activity.CONCURRENT_KERNEL and isinstance(row, Kernel)]
     finished = [row for row in kernels if is_finished(row)]
     if not finished:
-        return f"of one kernel CUPTI recorded nothing ({len(rows)} records, {len(kernels)} of kernels)"
+        return f"CUPTI did not record a trial kernel ({len(rows)} records, {len(kernels)} of kernels)"
     launched = {row.correlation_id for _, row in rows if isinstance(row, ApiCall)}
     if not any(row.correlation_id in launched for row in finished):
         return "CUPTI recorded a kernel, but not the call that launched it"

@@ -71,7 +71,7 @@ class Injection:
         elif INJECTION in os.environ and not self._is_set():
             yield f"no library named its calls: {INJECTION} names another tool's library"
         else:
-            yield "no library named its calls: those that were used mark none with NVTX, or read their switches earlier"
+            yield "no library named its calls: those in use mark none with NVTX, or read their settings earlier"
 
     def _is_set(self) -> bool:
         return self._library is not None and os.environ.get(INJECTION) == str(self._library)

@@ -53,7 +53,7 @@ def reason_against(found: Parts) -> str | None:
             f"pip install --no-deps 'cupti-python~={version[0]}.{(*version, 0)[1]}.0'"
         )
     if version is not None and found.driver[0] < version[0]:
-        return f"the driver serves CUDA {dotted(found.driver)}, libcupti is of {dotted(version)}: update the driver"
+        return f"the driver supports CUDA {dotted(found.driver)}, libcupti is of {dotted(version)}: update the driver"
     return None
 
 

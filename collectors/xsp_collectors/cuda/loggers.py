@@ -55,7 +55,7 @@ class LibraryLogs(Collector):
         if not found:
             return "neither cuBLAS nor cuBLASLt nor cuDNN is loaded in this process: import torch built for CUDA first"
         if all(kind.is_users() for kind in found):
-            return f"the logs of {', '.join(kind.library for kind in found)} are directed elsewhere by the environment"
+            return f"the logs of {', '.join(kind.library for kind in found)} are redirected by the environment"
         return None
 
     def open(self) -> None:
@@ -98,7 +98,7 @@ class LibraryLogs(Collector):
     def notes(self) -> Iterator[str]:
         """Yield a sentence on the number of lost texts."""
         if self._lost:
-            yield f"{self._lost} texts of libraries' logs could not be taken"
+            yield f"{self._lost} messages of libraries' logs could not be read"
             self._lost = 0
 
     def _hear(self, library: str, text: bytes) -> None:

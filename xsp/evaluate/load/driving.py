@@ -94,7 +94,7 @@ def drive(
     """
     clock = clock or Clock()
     if servers < 1 or (servers > 1 and (schedule.due_ns is None or isinstance(clock, VirtualClock))):
-        raise UsageError(f"{servers} servers: several need a schedule of an open loop, in real time")
+        raise UsageError(f"{servers} servers: several servers need an open-loop schedule in real time")
     driver = _Driver(schedule, serve, clock, servers, stop_early, most_seconds, progress)
     threads = [threading.Thread(target=driver.work, daemon=True) for _ in range(servers - 1)]
     for thread in threads:
@@ -151,13 +151,13 @@ class _Driver:
                 now = self._clock.now_ns()
                 self._due[number] = self._issued[number] = now
                 if self._until is not None and now > self._until:
-                    self._stopped = "its time was over"
+                    self._stopped = "the time limit was reached"
                     return None
             else:
                 due = int(self._due[number])
                 now = self._clock.now_ns()
                 if self._until is not None and max(now, due) > self._until:
-                    self._stopped = "its time was over"
+                    self._stopped = "the time limit was reached"
                     return None
                 if now < due:
                     self._clock.wait_until(due)
@@ -230,7 +230,7 @@ def simulate(schedule: Schedule, service_ns: Times, servers: int = 1) -> Request
         servers: number of requests that are served concurrently.
     """
     if schedule.due_ns is None or len(service_ns) != len(schedule):
-        raise UsageError("simulated is a schedule of an open loop, with a service time for each request")
+        raise UsageError("a simulation needs an open-loop schedule, with a service time for each request")
     due = schedule.due_ns
     if servers == 1:  # ends are the largest of all (due of j + all service from j on): a running maximum
         served = np.cumsum(service_ns)

@@ -94,7 +94,7 @@ class Summary:
         for each in self.percentiles:
             if each.share == share:
                 return each
-        raise UsageError(f"the percentile {100 * share:g} was not asked for")
+        raise UsageError(f"the percentile {100 * share:g} was not requested")
 
 
 def summarise(requests: Requests, shares: Sequence[float] = SHARES, poisson: bool = False) -> Summary:

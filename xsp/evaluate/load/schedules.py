@@ -61,7 +61,7 @@ def multi_stream(requests: int, streams: int) -> Schedule:
 def offline(inputs: int, batch: int = 1) -> Schedule:
     """Return a schedule of all inputs, due at once, in batches; the last batch has the remainder."""
     _positive(inputs, "inputs")
-    _positive(batch, "inputs of a batch")
+    _positive(batch, "inputs per batch")
     sizes = np.full(math.ceil(inputs / batch), batch, np.int64)
     sizes[-1] = inputs - batch * (len(sizes) - 1)
     return Schedule("offline", sizes, np.zeros(len(sizes), np.int64))
@@ -104,7 +104,7 @@ def burst(rate: float, requests: int, together: int, seed: int = 0, batch: int =
         batch: inputs per request.
     """
     _rate(rate)
-    _positive(together, "requests of a burst")
+    _positive(together, "requests per burst")
     sizes = _sizes(requests, batch)
     starts = _poisson("burst", rate / together, math.ceil(requests / together), seed, 1).due_ns
     assert starts is not None
@@ -127,7 +127,7 @@ def replay(times_s: Sequence[float], batch: Sequence[int] | int = 1, speed: floa
     sizes = _sizes(len(times_s), batch)
     times = np.asarray(times_s, float)
     if not np.isfinite(times).all():
-        raise UsageError(f"{np.count_nonzero(~np.isfinite(times))} times of the replay are no numbers")
+        raise UsageError(f"{np.count_nonzero(~np.isfinite(times))} times of the replay are not numbers")
     order = np.argsort(times, kind="stable")
     with np.errstate(over="ignore"):
         due = _due((times[order] - times.min()) / speed * SECOND)
@@ -147,7 +147,7 @@ def times_from_file(path: str | os.PathLike[str]) -> list[float]:
         if text.lstrip().startswith("["):
             return [float(each) for each in json.loads(text)]
     except (OSError, UnicodeDecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{os.fspath(path)} holds no times of requests: {error}") from error
+        raise UsageError(f"{os.fspath(path)} has no times of requests: {error}") from error
     times = []
     for number, line in enumerate(text.splitlines(), 1):
         if not (said := line.partition("#")[0].strip()):
@@ -155,26 +155,34 @@ def times_from_file(path: str | os.PathLike[str]) -> list[float]:
         try:
             times.append(float(said))
         except ValueError:
-            raise UsageError(f"{os.fspath(path)}:{number}: {said[:40]!r} is no time in seconds") from None
+            raise UsageError(f"{os.fspath(path)}:{number}: {said[:40]!r} is not a time in seconds") from None
     return times
 
 
 def times_from_run(path: str | os.PathLike[str]) -> list[float]:
     """Return the start times of a run's steps, in seconds from the first; the steps of a service are its requests.
 
-    Unrecorded steps count, if the run has their times.
+    Unrecorded steps count, if the run has their times. Steps of which the run has only the mean times start at equal
+    distances.
 
     Raises:
-        As `xsp.load`; UsageError: the run has no steps.
+        As `xsp.load`; UsageError: the run has no steps, or more than `MOST_REQUESTS`.
     """
     trace = runs.load(path)
     known = trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall()
     tables = [f"SELECT start_ns FROM spans WHERE kind = '{Kind.STEP}' AND start_ns IS NOT NULL ORDER BY 1"]
     if known:
-        tables.insert(0, "SELECT start_ns FROM loop WHERE start_ns IS NOT NULL ORDER BY 1")
+        ((steps,),) = trace.con.execute("SELECT coalesce(sum(steps), 0)::BIGINT FROM loop").fetchall()
+        _positive(max(1, steps), "steps to replay")
+        start = "start_ns + (place * (dur_ns + coalesce(before_ns, 0)))::BIGINT"
+        tables.insert(
+            0,
+            f"SELECT unnest(list_transform(range(steps), lambda place: {start})) FROM loop "
+            "WHERE start_ns IS NOT NULL ORDER BY 1",
+        )
     starts = next((found for each in tables if (found := trace.con.execute(each).fetchall())), [])
     if not starts:
-        raise UsageError(f"{os.fspath(path)} holds no step, so there is nothing to replay")
+        raise UsageError(f"{os.fspath(path)} has no step, so there is nothing to replay")
     return [(int(each) - int(starts[0][0])) / SECOND for (each,) in starts]
 
 
@@ -196,7 +204,7 @@ def _due(times: NDArray[np.float64]) -> Times:
         UsageError: the last one is too late for a clock.
     """
     if not times[-1] < MOST_NS:
-        raise UsageError(f"the last request would be due after {times[-1] / SECOND:.3g} s, which no clock counts to")
+        raise UsageError(f"the last request would be due after {times[-1] / SECOND:.3g} s, which exceeds the clock")
     return np.round(times).astype(np.int64)
 
 
@@ -206,7 +214,7 @@ def _sizes(requests: int, batch: Sequence[int] | int) -> Times:
     if len(sizes) != requests:
         raise UsageError(f"{len(sizes)} sizes of batches for {requests} requests: give one for each, or one for all")
     if sizes.min() < 1:
-        raise UsageError("a request has at least one input")
+        raise UsageError("a request must have at least one input")
     return sizes
 
 
@@ -217,4 +225,4 @@ def _positive(number: int, of: str) -> None:
 
 def _rate(rate: float) -> None:
     if not rate > 0 or not math.isfinite(rate):
-        raise UsageError(f"a rate of {rate} requests a second: give a number above 0")
+        raise UsageError(f"a rate of {rate} requests per second: give a number above 0")

@@ -124,7 +124,7 @@ def highest_rate(
         first > 0 and math.isfinite(first) and limit_ns > 0 and 0 < share < 1 and most_probes > 0 and most_runs > 0
     ):
         raise UsageError(
-            f"a search from {first} requests a second for {limit_ns} ns at the {100 * share:g}th percentile"
+            f"a search from {first} requests per second for {limit_ns} ns at the {100 * share:g}th percentile"
         )
     search = _Search(probe, limit_ns, share, tolerance, most_runs, seed)
     why = f"{most_probes} probes were made"
@@ -136,7 +136,7 @@ def highest_rate(
             break
         rate = search.next_rate
         if rate is not None and rate < least:
-            why = f"at {search.high:.3g} a second hardly a request waits for another one, and the limit is broken"
+            why = f"at {search.high:.3g} per second hardly any request waits for another one, and the limit is exceeded"
             break
     return Found(search.low, search.high, tuple(search.probes), share, limit_ns, why)
 
@@ -190,7 +190,7 @@ def drive_to_limit(
     clock = clock or Clock()
     alone = drive(batched(10, batch), serve, clock=clock)
     if len(alone) and (fastest := int(alone.latency_ns.min())) > limit_ns:
-        why = f"a request takes {fastest / 1e6:.3g} ms at least where no other one is before it"
+        why = f"a request takes at least {fastest / 1e6:.3g} ms even without another one before it"
         return Found(None, None, (), share, limit_ns, why), alone
     last: dict[float, Requests] = {}
     runs = 0
@@ -239,7 +239,7 @@ class _Search:
             elif found is not None and found.high_ns is not None and found.high_ns <= self._limit_ns:
                 held = Held.YES
         if held is Held.UNDECIDED:
-            why = f"the percentile's interval holds the limit after {runs} runs"
+            why = f"the interval of the percentile contains the limit after {runs} runs"
         value, low, high = (found.value_ns, found.low_ns, found.high_ns) if found is not None else (None, None, None)
         self.probes.append(Probed(rate, held, runs, requests, value, low, high, why))
 
@@ -280,5 +280,5 @@ class _Search:
         if high / low <= 1 + self._tolerance:
             return f"the ends are {100 * (high / low - 1):.1f} % apart"
         if self.next_rate is None:
-            return "all rates between the ends are undecided"
+            return "all rates in between are undecided"
         return None

@@ -75,7 +75,7 @@ def pareto(rows: Sequence[Mapping[str, float | None]], more: Sequence[str], less
         UsageError: no figure was given.
     """
     if not more and not less:
-        raise UsageError("a Pareto front needs a figure of which more, or less, is better")
+        raise UsageError("a Pareto front needs a figure for which more, or less, is better")
     points = []
     for place, row in enumerate(rows):
         figures = [*(row.get(name) for name in more), *(row.get(name) for name in less)]
@@ -136,11 +136,11 @@ def prices(path: str | os.PathLike[str]) -> list[Price]:
                     date = datetime.date.fromisoformat(row["date"])
                     found.append(Price(row["machine"], per_hour, row["currency"], date, row.get("source") or ""))
                     if not 0 <= per_hour < math.inf:
-                        raise ValueError(f"{per_hour} is no price")
+                        raise ValueError(f"{per_hour} is not a price")
                     if not row["machine"] or not row["currency"]:
                         raise ValueError("machine or currency is empty")
                 except (KeyError, TypeError, ValueError) as error:
-                    raise UsageError(f"{os.fspath(path)}:{number}: no price with a date: {error}") from None
+                    raise UsageError(f"{os.fspath(path)}:{number}: not a price with a date: {error}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{os.fspath(path)} cannot be read as prices: {error}") from error
     return found
@@ -190,4 +190,4 @@ def _positive(figures: Mapping[int, float] | Mapping[str, float]) -> None:
         raise AnalysisError("no throughput was given")
     for name, each in figures.items():
         if not 0 < each < math.inf:
-            raise AnalysisError(f"the throughput of {name} is {each}, no positive number of inputs a second")
+            raise AnalysisError(f"the throughput of {name} is {each}, not a positive number of inputs per second")

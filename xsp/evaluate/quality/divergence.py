@@ -72,7 +72,7 @@ def cosine(a: ArrayLike, b: ArrayLike) -> float:
     first, second = (each.ravel() for each in _pairs(a, b))
     sizes = float(np.linalg.norm(first)), float(np.linalg.norm(second))
     if 0.0 in sizes:
-        raise AnalysisError(f"the {'first' if sizes[0] == 0 else 'second'} outputs are all 0, so there is no angle")
+        raise AnalysisError(f"the {'first' if sizes[0] == 0 else 'second'} outputs are all 0: the angle is undefined")
     return float(1 - (first / sizes[0]) @ (second / sizes[1]))
 
 
@@ -151,7 +151,7 @@ def _coefficient(measure: Callable[[Any, Any], float], a: ArrayLike, b: ArrayLik
     first, second = (each.ravel() for each in _pairs(a, b, least=2))
     found = measure(first, second)
     if math.isnan(found):
-        raise AnalysisError("the outputs of one side are all equal, so there is no correlation")
+        raise AnalysisError("all outputs of one side are equal, so the correlation is undefined")
     return found
 
 
@@ -159,11 +159,11 @@ def _numbers(given: ArrayLike, name: str) -> Floats:
     try:
         found = np.asarray(given, np.float64)
     except (TypeError, ValueError) as error:
-        raise AnalysisError(f"the {name} outputs are no table of numbers: {error}") from None
+        raise AnalysisError(f"the {name} outputs are not a table of numbers: {error}") from None
     if not found.size:
         raise AnalysisError(f"the {name} outputs are empty")
     if wrong := int(np.count_nonzero(~np.isfinite(found))):
-        raise AnalysisError(f"{wrong} of {found.size} of the {name} outputs are no finite numbers")
+        raise AnalysisError(f"{wrong} of {found.size} of the {name} outputs are not finite numbers")
     return found
 
 
@@ -172,7 +172,7 @@ def _pairs(a: ArrayLike, b: ArrayLike, least: int = 1) -> tuple[Floats, Floats]:
     if first.shape != second.shape:
         raise AnalysisError(f"the outputs have different shapes: {first.shape} and {second.shape}")
     if first.size < least:
-        raise AnalysisError(f"{first.size} output of each side is too few: {least} are needed")
+        raise AnalysisError(f"{first.size} outputs per side are too few: {least} are needed")
     return first, second
 
 
@@ -186,7 +186,7 @@ def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:
         sums = rows.sum(axis=1, keepdims=True)
         if (sums == 0).any():
             raise AnalysisError(
-                f"{int((sums == 0).sum())} rows of the {name} outputs are 0 throughout, no distribution"
+                f"{int((sums == 0).sum())} rows of the {name} outputs are all 0, and not a distribution"
             )
         found.append(rows / sums)
     return found[0], found[1]

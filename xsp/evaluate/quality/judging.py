@@ -169,7 +169,7 @@ def _together(reasons: Sequence[Reason]) -> Verdict:
 def _of_environment(before: Outcome, after: Outcome) -> Iterator[Reason]:
     one, other = before.environment, after.environment
     if not one or not other:
-        yield Reason("environment", Verdict.CANNOT_TELL, "the environment of one of them is not known")
+        yield Reason("environment", Verdict.CANNOT_TELL, "the environment of one result is unknown")
         return
     names = sorted({*one, *other})
     beside = [name for name in names if name in BESIDE and one.get(name) != other.get(name)]
@@ -181,7 +181,7 @@ def _of_environment(before: Outcome, after: Outcome) -> Iterator[Reason]:
         yield Reason("environment", Verdict.DIFFERENT if known else Verdict.CANNOT_TELL, text)
     shared = sum(name in one and name in other and one[name] == other[name] for name in names)
     if shared:
-        but = f"; {', '.join(beside)} may differ, and does" if beside else ""
+        but = f"; differences in {', '.join(beside)} do not count" if beside else ""
         yield Reason("environment", Verdict.SAME, f"{shared} facts are equal{but}")
 
 
@@ -190,11 +190,11 @@ def _of_environment(before: Outcome, after: Outcome) -> Iterator[Reason]:
 
 def _of_outputs(before: Outcome, after: Outcome) -> Iterator[Reason]:
     if not before.outputs or not after.outputs:
-        yield Reason("outputs", Verdict.CANNOT_TELL, "the outputs of one of them were not kept")
+        yield Reason("outputs", Verdict.CANNOT_TELL, "the outputs of one result were not kept")
         return
     if set(before.outputs) != set(after.outputs):
         names = f"{', '.join(sorted(before.outputs))}, then {', '.join(sorted(after.outputs))}"
-        yield Reason("outputs", Verdict.DIFFERENT, f"the outputs have other names: {names}")
+        yield Reason("outputs", Verdict.DIFFERENT, f"the outputs have different names: {names}")
         return
     found = [
         _of_output(name, np.asarray(one), np.asarray(after.outputs[name]), before.precision)
@@ -202,7 +202,7 @@ def _of_outputs(before: Outcome, after: Outcome) -> Iterator[Reason]:
     ]
     said = constant(before.outputs) and constant(after.outputs)
     if said and all(each.verdict is Verdict.SAME for each in found):
-        yield Reason("outputs", Verdict.CANNOT_TELL, f"equal, and constant: {said}, so equality tells nothing")
+        yield Reason("outputs", Verdict.CANNOT_TELL, f"equal, and constant: {said}, so equality is meaningless")
     else:
         yield from found
 
@@ -220,7 +220,7 @@ def constant(outputs: Mapping[str, NDArray[Any]]) -> str:
     for name, each in outputs.items():
         value = np.asarray(each)
         if value.size > 1 and _equal(value, value.flat[0]):
-            said.append(f"{name} is {value.flat[0]} throughout")
+            said.append(f"{name} is {value.flat[0]} everywhere")
         elif value.ndim > 1 and len(value) > 1 and value.size and _equal(value, value[:1]):
             said.append(f"{name} is the same for all {len(value)} samples")
         else:
@@ -250,7 +250,7 @@ def _of_output(name: str, one: NDArray[Any], other: NDArray[Any], precision: str
         return reason(verdict, f"{unlike} of {one.size} values differ" if unlike else f"{one.size} values are equal")
     finite = np.isfinite(one) & np.isfinite(other)
     if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
-        return reason(Verdict.DIFFERENT, "other values are infinite or NaN")
+        return reason(Verdict.DIFFERENT, "different values are infinite or NaN")
     kind = precision if precision in UNIT else str(one.dtype)
     unit = UNIT.get(kind, float(np.finfo(one.dtype).eps))
     apart = _apart(one[finite], other[finite])
@@ -263,7 +263,7 @@ def _of_output(name: str, one: NDArray[Any], other: NDArray[Any], precision: str
         return reason(Verdict.SAME, f"rounding: {said}")
     if apart > min(MORE_THAN_ROUNDING * unit, MOST_ROUNDING):
         return reason(Verdict.DIFFERENT, said)
-    return reason(Verdict.CANNOT_TELL, f"more than usual rounding, and less than another computation: {said}")
+    return reason(Verdict.CANNOT_TELL, f"more than usual rounding, less than a different computation: {said}")
 
 
 def _apart(one: NDArray[Any], other: NDArray[Any]) -> float:
@@ -283,7 +283,7 @@ def _apart(one: NDArray[Any], other: NDArray[Any]) -> float:
 def _of_latency(before: Outcome, after: Outcome) -> Iterator[Reason]:
     shared = [part for part in before.latencies_ns if part in after.latencies_ns]
     if not shared:
-        yield Reason("latency", Verdict.CANNOT_TELL, "they have no latencies of the same kind")
+        yield Reason("latency", Verdict.CANNOT_TELL, "the results have no latencies of the same kind")
     for part in shared:
         verdict, text = _of_part(_side(before, part), _side(after, part))
         yield Reason("latency", verdict, f"{part}: {text}" if part else text)
@@ -328,11 +328,11 @@ def _of_part(before: list[_Run], after: list[_Run]) -> tuple[Verdict, str]:
     as_seen = _evidence(before, after)
     change = f"{100 * as_seen.change / as_seen.a:+.1f} %" if as_seen.a else "not known"
     if as_seen.low is None or as_seen.high is None or not as_seen.a:
-        return Verdict.CANNOT_TELL, f"{change}, of too few repeats"
+        return Verdict.CANNOT_TELL, f"{change}, from too few repeats"
     low, high = as_seen.low / as_seen.a, as_seen.high / as_seen.a
     single = len(before) == len(after) == 1
     what = "requests of one run each" if single else f"{len(before)} and {len(after)} runs"
-    said = f"{change} ({100 * low:+.1f} to {100 * high:+.1f}), of {what}"
+    said = f"{change} ({100 * low:+.1f} to {100 * high:+.1f}), from {what}"
     worst = [max(each.around.slowdown for each in side) for side in (before, after)]
     alone = [[each.alone() for each in side] for side in (before, after)]
     # bounds: the slower side may have waited for others as long as possible, the faster side not at all
@@ -340,7 +340,7 @@ def _of_part(before: list[_Run], after: list[_Run]) -> tuple[Verdict, str]:
     if _within(as_seen) and all(map(_within, bounds)):
         return Verdict.SAME, said
     if max(worst) > CROWDED:
-        said += f"; beside other work, up to {worst[0]:.2g} and {worst[1]:.2g} times slower than alone"
+        said += f"; with other work on the machine, up to {worst[0]:.2g} and {worst[1]:.2g} times slower than alone"
         taken = _by_processor(before, after)
         if taken is not None:
             return Verdict.SAME, f"{said}; requests took {taken} of processor time"

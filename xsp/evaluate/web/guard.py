@@ -88,7 +88,7 @@ class Guard:
                 await _answer(send, 408, "The request did not arrive in time.")
                 return
             if body is None:
-                await _answer(send, 413, f"A request has {self._most >> 10} KiB at most.")
+                await _answer(send, 413, f"A request may have at most {self._most >> 10} KiB.")
                 return
             await self._application(scope, _again(body, receive), _with_headers(send))
 
@@ -99,12 +99,12 @@ class Guard:
             found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         hosts = found.get("host", [])
         if len(hosts) != 1 or not is_ours(hosts[0], self._address):
-            return 403, "Ask this server by its address."
+            return 403, "The Host header does not name this server."
         for origin in found.get("origin", []):
             if origin.partition("://")[2].lower() != hosts[0].lower():
-                return 403, "Pages of other servers are not answered."
+                return 403, "Requests from pages of other servers are refused."
         if scope["method"] not in READING and set(found.get("sec-fetch-site", [])) - {"same-origin", "none"}:
-            return 403, "Pages of other servers are not answered."
+            return 403, "Requests from pages of other servers are refused."
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = found.get("content-type", [""])[0].partition(";")[0].strip().lower()
             if kind != "application/json":
@@ -112,8 +112,8 @@ class Guard:
         try:
             length = int(found.get("content-length", ["0"])[0])
         except ValueError:
-            return 400, "Content-Length is no number."
-        return (413, f"A request has {self._most >> 10} KiB at most.") if length > self._most else None
+            return 400, "Content-Length is not a number."
+        return (413, f"A request may have at most {self._most >> 10} KiB.") if length > self._most else None
 
     async def _body(self, receive: Receive) -> bytes | None:
         """Return the body; None if it is too large."""

@@ -45,7 +45,7 @@ def read(text: str) -> Read:
     """
     found = yamltext.read(text, "manifest")
     if not isinstance(found.content, dict):
-        raise ManifestError("manifest:1: a manifest is a mapping of fields")
+        raise ManifestError("manifest:1: a manifest must be a mapping of fields")
     dialect = dialects.told(found.content)
     return reading.of_plain(dialects.in_our_words(dict(found.content), dialect), text=found, dialect=dialect)
 
@@ -59,7 +59,7 @@ def of_json(content: Any) -> Read:
     try:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise ManifestError("the manifest is too deep, or has numbers that are not finite") from error
+        raise ManifestError("the manifest is nested too deeply, or has numbers that are not finite") from error
     return read(text)
 
 
@@ -73,13 +73,13 @@ def _code(manifest: Manifest) -> Iterator[str]:
     kind, _, name = model.source.partition(":")
     yield from agents.without_trust(manifest)
     if not model.command and (kind not in SOURCES or not _NAME.fullmatch(name) or name.endswith(".json")):
-        yield f"model.source: here it is one of {', '.join(f'{each}:NAME' for each in SOURCES)}; no file is read"
+        yield f"model.source: here it must be one of {', '.join(f'{each}:NAME' for each in SOURCES)}; no file is read"
     elif any(
         len(each) > MOST_DIGITS or int(each) > MOST_OF_A_MODEL for each in re.findall(r"\d+", name.partition("?")[2])
     ):
         yield f"model.source: a number in it is above {MOST_OF_A_MODEL:,}"
     if manifest.dataset.source not in DATA:
-        yield f"dataset.source: here it is one of {', '.join(DATA)}; no file is read"
+        yield f"dataset.source: here it must be one of {', '.join(DATA)}; no file is read"
 
 
 def _size(manifest: Manifest) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _size(manifest: Manifest) -> Iterator[str]:
     ):
         if has > most:
             shown = f"{has:,}" if has < 10**MOST_DIGITS else f"a number of more than {MOST_DIGITS} digits"
-            yield f"{place}: {shown} is above {most:,}, the most that is taken here"
+            yield f"{place}: {shown} is above the limit, {most:,}"
 
 
 def _resized(step: Step, data: Dataset) -> int:

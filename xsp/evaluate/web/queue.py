@@ -93,9 +93,9 @@ class Queue:
         """
         with self._changed:
             if self._closed:
-                raise FullError("the server is ending, and takes no further evaluation")
+                raise FullError("the server is shutting down, and accepts no further evaluation")
             if len(self._waiting) >= self._most:
-                raise FullError(f"{len(self._waiting)} evaluations wait already; ask again when some have ended")
+                raise FullError(f"{len(self._waiting)} evaluations are waiting already; try again when some have ended")
             job = Job(manifest, agent, options)
             self._jobs[job.id] = job
             self._waiting.append(job)

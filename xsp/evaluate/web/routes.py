@@ -124,18 +124,18 @@ def of_results(kept: Shelf) -> APIRouter:
     def beside(name: Name, what: Literal["bound", "advice"]) -> Response:
         path = named(name).path / _BESIDE[what]
         if not path.is_file():
-            raise HTTPException(404, f"it has no {what}: none was asked for, or notes say why")
+            raise HTTPException(404, f"it has no {what}: none was requested, or its notes say why")
         return Response(path.read_bytes(), media_type="application/json")
 
     @made.get("/evaluations/{name}/report", include_in_schema=False)
     def report(name: Name) -> Response:
         one = named(name)
         if not shelf.has_trace(one):
-            raise HTTPException(404, "no trace was asked for")
+            raise HTTPException(404, "no trace was requested")
         # The page has its own policy, which allows its scripts by their hashes.
         return HTMLResponse(reports.page(one), headers={"content-security-policy": "frame-ancestors 'none'"})
 
-    @made.get("/api/compare", tags=["results"], summary="Results, each held against the first")
+    @made.get("/api/compare", tags=["results"], summary="Results, each compared with the first")
     def compare(name: Annotated[list[Name], Query(min_length=2, max_length=MOST_COMPARED)]) -> Response:
         return json_response(
             [tables.comparison_json(each) for each in standings.compared([named(each) for each in name])]
@@ -149,8 +149,9 @@ def of_results(kept: Shelf) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
     ) -> Response:
         rows = standings.leaderboard(kept.every()[0], task, by)
-        shown = [tables.standing_json(each) for each in rows[offset : offset + limit]]
-        return json_response({"total": len(rows), "offset": offset, "rows": shown})
+        some = rows[offset : offset + limit]
+        shown = [{**tables.standing_json(each), "ordered": tables.ordered_by(each, by)} for each in some]
+        return json_response({"total": len(rows), "offset": offset, "column": tables.ORDERED[by], "rows": shown})
 
     return made
 
@@ -163,10 +164,10 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
     def asked_for(name: str) -> Job:
         job = waiting.job(name)
         if job is None:
-            raise HTTPException(404, "no such evaluation was asked for, or it ended long ago")
+            raise HTTPException(404, "no such evaluation was requested, or it ended long ago")
         return job
 
-    @made.get("/api/agents", summary="Who carries them out")
+    @made.get("/api/agents", summary="Agents that run evaluations")
     def agents_of() -> Response:
         return json_response(
             [{**results.plain(facts), "alive": facts.alive} for facts in (each.facts() for each in known)]
@@ -176,7 +177,7 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
     def schema() -> Response:
         return json_response(manifest.schema())
 
-    @made.post("/api/check", summary="What is wrong with a manifest, and who can run it")
+    @made.post("/api/check", summary="Errors in a manifest, and agents that can run it")
     def check(asked: Asked) -> Response:
         read = _read(asked)
         fit, reasons = agents.matching(read.manifest, known)
@@ -186,7 +187,7 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
             "yaml": yamltext.write(read.manifest.plain()),
         })  # fmt: skip
 
-    @made.post("/api/jobs", status_code=202, summary="Ask for an evaluation")
+    @made.post("/api/jobs", status_code=202, summary="Request an evaluation")
     def ask(asked: Asked) -> Response:
         read = _read(asked)
         wrong = _refused(read)
@@ -209,15 +210,15 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
         job = waiting.add(read.manifest, fit[0], options)
         return json_response(job.plain(), 202, {"location": f"/api/jobs/{job.id}"})
 
-    @made.get("/api/jobs", summary="What was asked for, newest first")
+    @made.get("/api/jobs", summary="Requested evaluations, newest first")
     def jobs() -> Response:
         return json_response([each.plain() for each in reversed(waiting.jobs())])
 
-    @made.get("/api/jobs/{job}", summary="How far one is")
+    @made.get("/api/jobs/{job}", summary="Progress of an evaluation")
     def job_of(job: Name) -> Response:
         return json_response(asked_for(job).plain())
 
-    @made.delete("/api/jobs/{job}", summary="End one")
+    @made.delete("/api/jobs/{job}", summary="Cancel an evaluation")
     def cancel(job: Name) -> Response:
         waiting.cancel(asked_for(job))
         return json_response(asked_for(job).plain())
@@ -226,7 +227,7 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
     async def events(job: Name) -> Response:
         one = asked_for(job)
         if watching >= MOST_WATCHING:
-            raise HTTPException(503, "too many watch already; ask /api/jobs/ID from time to time")
+            raise HTTPException(503, "too many clients watch already; poll /api/jobs/ID instead")
 
         async def told() -> AsyncIterator[str]:
             nonlocal watching
@@ -261,7 +262,7 @@ def of_pages() -> APIRouter:
     @made.get("/assets/{name}", include_in_schema=False)
     def asset(name: Name) -> Response:
         if name not in parts:
-            raise HTTPException(404, "there is no such part")
+            raise HTTPException(404, "there is no such file")
         return Response(_asset(parts[name], name), media_type=_KINDS[Path(name).suffix])
 
     def page() -> Response:

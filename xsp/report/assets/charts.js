@@ -4,11 +4,11 @@
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 const palette = ["#4c78d8", "#e0823d", "#3fa66a", "#c9506b", "#8a63c9", "#2ba5b5", "#a08a2c", "#7d8794"];
 const PHASES = { forward: "#4c78d8", backward: "#3fa66a", optimizer: "#8a63c9", "waiting for data": "#e0823d", "rest of the step": "#8d97a8", "between steps": "#c3cad8" };
-const PARTS = { ...PHASES, idle: "#c3cad8", "exposed communication": "#8f9bf5", "exposed copies": "#62c4cc", exposed: "#8f9bf5", "the name does not tell": "#c3cad8", other: "#c3cad8" };
+const PARTS = { ...PHASES, idle: "#c3cad8", "exposed communication": "#8f9bf5", "exposed copies": "#62c4cc", exposed: "#8f9bf5", "not known from the name": "#c3cad8", other: "#c3cad8" };
 const OTHER = "#9aa3b2", MOST_BARS = 12, MOST_GROUPS = 6, LETTERS = 30;
 const plots = [];
 
-// A chart is made when it comes near the screen, so that a page of many opens at once.
+// A chart is drawn when it comes near the screen, so that a page with many charts opens fast.
 class Plot {
   constructor(holder, option, group) {
     Object.assign(this, { holder, option, group, chart: null });
@@ -70,7 +70,7 @@ function card(chart, about) {
   table.addEventListener("click", () => { byId("table-" + chart.id).open = true; });
   title.append(table);
   element.append(title, make("p", about, "quiet"), holder);
-  if (chart.left_out) element.append(make("p", `${number(chart.left_out)} rows are not drawn; the table says how to see them.`, "quiet"));
+  if (chart.left_out) element.append(make("p", `${number(chart.left_out)} rows are not drawn; the table shows how to list them.`, "quiet"));
   document.querySelector(`#${chart.section} .grid`).append(element);
   return holder;
 }
@@ -86,7 +86,7 @@ function inOrder(places) {
   };
 }
 
-// What a label says of a name: of a kernel without its result, its namespaces and its arguments.
+// The label for a name; a kernel's name is shown without its result, namespaces and arguments.
 function labelOf(name) {
   const short = name.replace(/^void /, "").replaceAll("(anonymous namespace)::", "").replace(/(\w+::)+/g, "").replace(/\(.*$/, "");
   return shortened(name.length <= LETTERS || !short ? name : short, LETTERS);
@@ -282,7 +282,7 @@ function most10(values) { return Math.pow(10, Math.ceil(Math.log10(Math.max(1e-9
 
 const DRAWINGS = { layers, shares, stack, lying, strip, lines, readings, roofline };
 
-// A section of which nothing is drawn is not there, nor is the link to it.
+// A section without a chart is hidden, and so is the link to it.
 function drawCharts() {
   for (const grid of document.querySelectorAll("main .grid")) grid.replaceChildren();
   for (const chart of data.charts) if (chart.missing === undefined) DRAWINGS[chart.kind](chart);
@@ -292,10 +292,10 @@ function drawCharts() {
   }
 }
 
-// What this trace has no figures for, in one line; the reasons behind it, each once.
+// The charts and tables for which the trace lacks data, in one line; behind it the reasons, each once.
 function tellMissing() {
   const charts = data.charts.filter((chart) => chart.missing !== undefined), reasons = new Set(charts.map((chart) => chart.missing));
   for (const [id, reason] of data.refused) reasons.add(reason.startsWith(id) ? reason : `${id}: ${reason}`);
   const parts = [charts.length ? counted(charts.length, "chart") : null, data.refused.length ? counted(data.refused.length, "table") : null].filter((part) => part);
-  byId("missing").replaceChildren(...folded(`Not on this page, for want of figures in this trace: ${parts.join(" and ")}`, [...reasons].map((reason) => make("p", reason, "quiet"))));
+  byId("missing").replaceChildren(...folded(`Not on this page, because the trace lacks the data: ${parts.join(" and ")}`, [...reasons].map((reason) => make("p", reason, "quiet"))));
 }

@@ -33,8 +33,12 @@ function ticks(from, to, room) {
   const size = Math.max(Math.abs(from), Math.abs(to));
   const [unit, name] = size >= 1e9 ? [1e9, "s"] : size >= 1e6 ? [1e6, "ms"] : size >= 1e3 ? [1e3, "µs"] : [1, "ns"];
   const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(step / unit) - 1e-9)));
-  const found = [];
-  for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push([at, (at / unit).toFixed(digits) + " " + name]);
+  // By number: far from zero a double is no finer than some steps, and adding one of those changes nothing.
+  const first = Math.ceil(from / step) * step, found = [];
+  for (let number = 0; number <= (to - first) / step; number++) {
+    const at = first + number * step;
+    found.push([at, (at / unit).toFixed(digits) + " " + name]);
+  }
   return found;
 }
 

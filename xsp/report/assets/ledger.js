@@ -11,8 +11,8 @@ function whisker(params, api) {
 function ledgerSum(first, rungs, last) {
   const sum = rungs.reduce((all, row) => all + row.added_ms, first.step_ms);
   const added = rungs.map((row) => `${signed(row.added_ms)} ms (${row.records})`).join(" ");
-  const below = rungs.some((row) => row.added_ms < 0) ? " What is below zero is not stacked." : "";
-  return `${number(first.step_ms)} ms true ${added} = ${number(sum)} ms; with all on, ${number(last.step_ms)} ms were measured.${below}`;
+  const below = rungs.some((row) => row.added_ms < 0) ? " Negative values are not stacked." : "";
+  return `${number(first.step_ms)} ms true ${added} = ${number(sum)} ms; with all levels recorded, ${number(last.step_ms)} ms were measured.${below}`;
 }
 
 function ledgerTip(row) {
@@ -20,7 +20,7 @@ function ledgerTip(row) {
   return tip([`<b>${plain(row.records)}</b> add ${number(row.added_ms)} ms`, ends]);
 }
 
-// What makes up the step as it was measured, above; what each rung adds, below.
+// Above the parts of the measured step, below them what each rung adds.
 function ledgerAxes(names) {
   const value = (gridIndex) => ({ type: "value", gridIndex, axisLabel: { formatter: "{value} ms" } });
   return {
@@ -50,11 +50,11 @@ function drawLedger() {
   place.replaceChildren(holder);
   place.hidden = rows.length < 2;
   if (rows.length < 2) {
-    byId("ledger-sum").textContent = "One rung alone says nothing about what recording adds: record with --levels M/L/G.";
+    byId("ledger-sum").textContent = "One rung alone does not show what recording adds: record with --levels M/L/G.";
     return;
   }
   holder.setAttribute("role", "img");
-  holder.setAttribute("aria-label", "true time of a step and what each rung adds to it; the table below has the figures");
+  holder.setAttribute("aria-label", "true time of a step, and what each rung adds to it; the table below has the figures");
   const rungs = rows.slice(1).filter((row) => row.added_ms !== null), names = rungs.map((row) => `${row.records} add`);
   const [first, last] = [rows[0], rows[rows.length - 1]];
   byId("ledger-sum").textContent = ledgerSum(first, rungs, last);

@@ -1,5 +1,5 @@
 "use strict";
-// The run over time: what each step took, recorded or not, and what an iteration of the loop is made of.
+// The run over time: the duration of each step, recorded or not, and the parts of an iteration of the loop.
 
 const PIECES = [["self_ms", "the step itself", "#4c78d8"], ["data_ms", "waiting for data", "#e0823d"], ["between_ms", "other time between steps", "#c3cad8"]];
 const FAILED = "#d03050", STEEP = 30;

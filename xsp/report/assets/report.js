@@ -1,5 +1,5 @@
 "use strict";
-// The page: its head, how far it can be believed, the timeline's legend and panel; then the other parts draw themselves.
+// The page: its head, the reliability of the figures, the timeline's legend and panel; then it draws the other parts.
 
 // --- head -----------------------------------------------------------------------------------------------------------
 
@@ -39,17 +39,17 @@ function nameOf({ name, steps, percent }) {
   return [name, ...told.filter((each) => each)].join(", ");
 }
 
-// --- how far it can be believed -----------------------------------------------------------------------------------------
+// --- reliability ------------------------------------------------------------------------------------------------------
 
 const GRADES = { exact: "var(--good)", inferred: "#d9a441", unknown: "#c9506b" };
 const GRADES_MEAN = {
-  exact: "known by ids, sequence numbers and containment", inferred: "by weaker evidence: a replayed graph, an operator without a launch", unknown: "no layer is known",
+  exact: "found by ids, sequence numbers and containment", inferred: "found by weaker evidence, such as the replay of a graph, or an operator without a launch", unknown: "no layer is known",
 };
 
 const OF_THE_RUN = ["drift", "data", "loop"];
-const PHASES_MEAN = { "rest of the step": "what no phase holds: Python, moving data, losses outside the model, waiting for a device", "between steps": "logging, evaluation and what else the program does between two steps" };
+const PHASES_MEAN = { "rest of the step": "time outside all phases: Python, moving data, losses outside the model, waiting for a device", "between steps": "logging, evaluation and other work of the program between two steps" };
 
-// What an iteration is made of, as one bar. Without a loop nothing is known of what lies between steps.
+// The parts of an iteration as one bar. Without a loop the time between steps is unknown.
 function drawPhases() {
   const rows = data.phases.map(([phase, ms]) => [phase === "data" ? "waiting for data" : phase, ms]), all = rows.reduce((sum, [, ms]) => sum + ms, 0);
   const what = rows.some(([phase]) => phase === "between steps") ? "an iteration of the loop" : "a step and its wait for data";
@@ -59,7 +59,7 @@ function drawPhases() {
 }
 
 function drawHealth() {
-  const { grade, findings, absent, attributed } = data.health, why = grade.reasons.length ? grade.reasons : ["nothing speaks against these figures"];
+  const { grade, findings, absent, attributed } = data.health, why = grade.reasons.length ? grade.reasons : ["no finding lowers the grade"];
   byId("grade").hidden = false;
   byId("grade").replaceChildren(make("span", "grade, A to F", "quiet"), make("b", grade.letter, "grade-" + grade.letter), ...why.map((reason) => make("p", reason, "quiet")));
   byId("attributed").replaceChildren(...(attributed.length ? attribution(attributed) : []));
@@ -69,7 +69,7 @@ function drawHealth() {
     return item;
   }));
   byId("run-found").replaceChildren(...findings.filter(([, subject]) => OF_THE_RUN.includes(subject)).map(([severity, , text]) => make("p", text.replaceAll("`", ""), severity)));
-  byId("absent").replaceChildren(...folded(`${counted(absent.length, "collector")} had nothing to observe here`, absent.map(([name, reason]) => make("p", `${name}: ${reason}`, "quiet"))));
+  byId("absent").replaceChildren(...folded(`${counted(absent.length, "collector")} not used, with the reasons`, absent.map(([name, reason]) => make("p", `${name}: ${reason}`, "quiet"))));
 }
 
 // Device time by certainty of its layer, as one bar.
@@ -80,7 +80,7 @@ function attribution(rows) {
   })));
 }
 
-// Parts of a whole beside each other, with what each is below.
+// Parts of a whole beside each other, with a legend below them.
 function sharesBar(title, rows) {
   const bar = make("div", null, "shares"), keys = make("div", null, "legend");
   for (const { size, colour, title: about, text } of rows) {
@@ -93,7 +93,7 @@ function sharesBar(title, rows) {
   return [make("p", title, "quiet"), bar, keys];
 }
 
-// --- the chosen span --------------------------------------------------------------------------------------------------
+// --- the selected span ------------------------------------------------------------------------------------------------
 
 const WORDS = {
   dur_ns: "recorded", raw_ns: "averaged", true_ns: "true", cause: "difference", work: "class",
@@ -149,7 +149,7 @@ function factList() {
 function show(place) {
   const [list, fact] = factList();
   fact("level", levelName(timeline.get.level(place)), data.timeline.about.level);
-  fact("starts at", time(timeline.start[place]), "from the zero of the ruler");
+  fact("starts at", time(timeline.start[place]), "time since the start of the timeline");
   tellColumns(place, fact);
   tellLaunch(place, fact);
   tellPlace(place, fact);
@@ -159,7 +159,7 @@ function show(place) {
   byId("panel").replaceChildren(make("h3", timeline.get.name(place)), list);
 }
 
-// What matters of a step that was measured several times is said to be unknown where it is; the rest is left away.
+// Of a step that was measured several times, the main figures are shown as unknown if they are; other unknown figures are left out.
 function tellColumns(place, fact) {
   const averaged = timeline.get.raw_ns && timeline.get.raw_ns(place) !== null;
   const columns = [...FIRST, ...Object.keys(timeline.get).filter((name) => !FIRST.includes(name) && !TOLD.includes(name))];
@@ -175,7 +175,7 @@ function tellLaunch(place, fact) {
   const { get, spans, start } = timeline, launch = get.launch(place);
   if (launch !== null) {
     fact("launched by", link(launch));
-    fact("after launch", time(start[place] - spans.end(launch)), "from the end of the launch to the start of the work; below zero where the work began before the call returned");
+    fact("after launch", time(start[place] - spans.end(launch)), "from the end of the launch to the start of the work; negative if the work began before the call returned");
   }
   const launched = get.level(place) === 60 ? spans.launched(place) : [];
   if (launched.length) fact(`launched: ${number(launched.length)}`, links(launched));
@@ -187,10 +187,10 @@ function tellPlace(place, fact) {
   if (grade !== null) fact("layer known", `${grade}: ${GRADES_MEAN[grade] || ""}`, data.timeline.about.grade);
   fact("parent", above === null ? "none" : link(above));
   fact("found by", number(get.parent_rule(place)), data.timeline.about.parent_rule);
-  if (get.key(place) !== null) fact("key", get.key(place), "in Jaeger the spans with the tag xsp.key of this value are this one, of any step");
+  if (get.key(place) !== null) fact("key", get.key(place), "the place of the span in the structure of a step; a search in Jaeger for the tag xsp.key with this value finds it in every step");
 }
 
-// Attributes are JSON as somebody wrote it; what is no object is shown as it stands.
+// Attributes are untrusted JSON; anything but an object is shown as text.
 function tellAttributes(place, fact) {
   const text = timeline.get.attributes ? timeline.get.attributes(place) : null;
   if (text === null) return;
@@ -203,7 +203,7 @@ function tellAttributes(place, fact) {
   }
 }
 
-// Looks for a span among the kinds of steps, the one that is shown first, and shows the one that has it.
+// Searches the kinds of steps for a span, the shown kind first, and shows the kind that has it.
 function placeOf(key) {
   const find = () => timeline.spans.places((each) => timeline.get.key(each) === key)[0];
   const shown = Number(byId("kind").value || 0), all = [shown, ...whole.kinds.shown.keys()];
@@ -224,7 +224,7 @@ function follow() {
   if (key === null) return;
   byId("timeline").scrollIntoView();
   if (place !== undefined) timeline.visit(place);
-  else told.textContent = `The link leads to a span with the key ${key}, and the timeline shows none: it is of another run, of a step of another kind, or among those that are left out here.`;
+  else told.textContent = `The link leads to a span with the key ${key}, but the timeline shows none: the span belongs to another run or to another kind of step, or it is left out here.`;
 }
 
 // --- legend -----------------------------------------------------------------------------------------------------------
@@ -242,12 +242,12 @@ function drawLegend() {
   for (const name of [...seen.keys()].sort((a, b) => place(a) - place(b))) holder.append(legendItem(name, seen.get(name)));
   if (backward) holder.append(legendItem("backward", null, "backward"));
   byId("timeline-note").textContent = data.timeline.note;
-  byId("panel").replaceChildren(make("p", "Click a span to see what is known of it. Wheel: zoom. Drag: pan. Shift and wheel: scroll the lanes. Double click: zoom to the span. Keys: arrows, +, −, 0, N, P.", "quiet"));
+  byId("panel").replaceChildren(make("p", "Click a span to see its details. Wheel: zoom. Drag: pan. Shift and wheel: scroll the lanes. Double click: zoom to the span. Keys: arrows, +, −, 0, N, P.", "quiet"));
 }
 
-// --- all of it ----------------------------------------------------------------------------------------------------------
+// --- the whole page -----------------------------------------------------------------------------------------------------
 
-// All that is of one kind of step.
+// Draws everything about one kind of step.
 function drawKind(number) {
   data = kindOf(number);
   byId("kind").value = String(number);

@@ -35,16 +35,30 @@ function sectionTable(table) {
 
 // --- charts -----------------------------------------------------------------------------------------------------------
 
+const MOST_SPOKEN = 24;
+
 function sectionChart(chart) {
   const element = titled(chart.title, "card"), holder = make("div", null, "chart"), upright = ["lines", "points"].includes(chart.kind);
-  const about = [chart.unit, chart.over ? `over ${chart.over}` : null, chart.log.length ? "logarithmic" : null].filter((each) => each).join(", ");
+  const missing = chart.series.length ? chart.at.filter((_, place) => chart.series.every((series) => series.values[place] === null)).length : 0;
+  const about = [chart.unit, chart.over ? `over ${chart.over}` : null, chart.log.length ? "logarithmic" : null, missing ? `${number(missing)} of ${number(chart.at.length)} without a figure` : null].filter((each) => each).join(", ");
   holder.setAttribute("role", "img");
-  holder.setAttribute("aria-label", `${chart.title}, ${about}`);
-  if (!upright) holder.style.height = Math.max(110, 70 + Math.max(24, chart.kind === "bars" ? 16 * chart.series.length : 0) * Math.min(40, chart.at.length)) + "px";
+  holder.setAttribute("aria-label", `${chart.title}, ${about}. ${spoken(chart)}`);
+  if (!upright) holder.style.height = Math.max(130, 90 + Math.max(24, chart.kind === "bars" ? 16 * chart.series.length : 0) * Math.min(40, chart.at.length)) + "px";
   element.append(make("p", about, "quiet"), holder);
   if (chart.kind === "grid") holder.style.height = Math.max(240, 110 + 14 * chart.series.length) + "px";
   plot(holder, () => (upright ? overNumbers(chart) : chart.kind === "grid" ? squares(chart) : lyingBars(chart)));
   return element;
+}
+
+// What a chart shows, in words: all figures of a small one, how many there are and their ends of a large one.
+function spoken(chart) {
+  const say = (value) => `${number(value)} ${chart.unit}`, at = (place) => chart.labels[place] ?? number(chart.at[place]);
+  if (chart.kind === "grid") return `${counted(chart.series.length, "row")}, ${counted(chart.at.length, "column")}`;
+  return chart.series.map((series) => {
+    if (chart.at.length * chart.series.length <= MOST_SPOKEN) return `${series.name}: ` + series.values.map((value, place) => `${at(place)} ${value === null ? "–" : say(value)}`).join(", ");
+    const known = series.values.filter((value) => value !== null), [low, high] = known.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+    return `${series.name}: ` + (known.length ? `${counted(known.length, "figure")} from ${say(low)} to ${say(high)}` : "no figure");
+  }).join("; ");
 }
 
 function figure(chart, series, place) {
@@ -63,8 +77,8 @@ function drawn(chart, which, value) { return value === null || (chart.log.includ
 function lyingBars(chart) {
   const names = chart.at.map((each) => (each === null ? "–" : String(each)));
   return {
-    grid: { ...beside(names), right: 24, top: 34, bottom: 24 }, legend: { ...LEGEND, show: chart.series.length > 1 },
-    xAxis: { ...axis(chart, "values"), name: "" }, yAxis: { type: "category", inverse: true, data: names, axisLabel: { formatter: labelOf } },
+    grid: { ...beside(names), right: 24, top: 34, bottom: 44 }, legend: { ...LEGEND, show: chart.series.length > 1 },
+    xAxis: { ...axis(chart, "values", chart.unit), nameGap: 24 }, yAxis: { type: "category", inverse: true, data: names, axisLabel: { formatter: labelOf } },
     tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, confine: true, formatter: (items) => tip([`<b>${plain(names[items[0].dataIndex])}</b>`, ...chart.series.map((series) => figure(chart, series, items[0].dataIndex))]) },
     series: [
       ...chart.series.map((series) => ({ type: "bar", name: series.name, stack: chart.kind === "stacked" ? "all" : undefined, barMaxWidth: 22, data: series.values.map((each) => drawn(chart, "values", each)) })),
@@ -109,7 +123,7 @@ function overNumbers(chart) {
   };
   return {
     grid: { left: 62, right: 24, top: 34, bottom: 44 }, legend: { ...LEGEND, show: chart.series.length > 1 },
-    xAxis: axis(chart, "at", chart.over), yAxis: axis(chart, "values", ""), tooltip: { confine: true, formatter: told },
+    xAxis: axis(chart, "at", chart.over), yAxis: axis(chart, "values", chart.unit), tooltip: { confine: true, formatter: told },
     series: [
       ...chart.series.map((series) => ({
         type: chart.kind === "lines" ? "line" : "scatter", name: series.name, symbolSize: 7, itemStyle: { opacity: 0.8 },
@@ -125,22 +139,24 @@ function overNumbers(chart) {
 function sectionTree(tree) {
   const element = titled(tree.title, "card"), columns = tree.columns.map((column) => heading(column).filter((each) => each).join(" ")).join(" · ");
   element.append(make("p", [columns, tree.mark ? `a red line: ${tree.mark}` : null].filter((each) => each).join("; "), "quiet"));
-  element.append(...tree.branches.map((branch) => branchOf(branch, tree.branches.length === 1)));
+  element.append(...tree.branches.map((branch) => branchOf(branch, tree.branches.length === 1, tree.mark)));
   return element;
 }
 
 // What is inside a branch is made when it is opened: thousands of rows cost nothing until somebody looks.
-function branchOf(branch, open) {
+function branchOf(branch, open, mark) {
   const label = [make("span", branch.name), make("span", branch.cells.map(number).join(" · "), "cells")];
   if (!branch.inside.length) {
     const leaf = make("div", null, branch.marked ? "branch leaf marked" : "branch leaf");
+    if (branch.marked) leaf.title = mark;
     leaf.append(...label);
     return leaf;
   }
   const details = make("details", null, "branch"), summary = make("summary", null, branch.marked ? "marked" : "");
+  if (branch.marked) summary.title = mark;
   summary.append(...label);
   details.append(summary);
-  details.addEventListener("toggle", () => { if (details.open && details.children.length === 1) details.append(...branch.inside.map((each) => branchOf(each, false))); });
+  details.addEventListener("toggle", () => { if (details.open && details.children.length === 1) details.append(...branch.inside.map((each) => branchOf(each, false, mark))); });
   details.open = open;
   return details;
 }

@@ -25,7 +25,8 @@ class Timeline extends Lanes {
   // --- moving ---
 
   look(left, right) {
-    const room = Math.min(this.most - this.least, Math.max(20, right - left));
+    const least = Math.max(20, 1e-14 * this.most);  // what a double can tell apart
+    const room = Math.min(this.most - this.least, Math.max(least, right - left));
     this.from = Math.max(this.least, Math.min(this.most - room, left));
     this.to = this.from + room;
     this.tip.hidden = true;

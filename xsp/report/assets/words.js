@@ -1,11 +1,11 @@
 "use strict";
-// How the page says things. Its data are somebody else's text: they reach the page through textContent, and charts
+// Formatting of texts and figures. The data are untrusted text: they reach the page through textContent, and charts
 // through plain().
 const whole = JSON.parse(document.getElementById("data").textContent);
-// What is shown of the chosen kind of step; the first one's figures stand with what is said of the whole run.
+// The data of the selected kind of step; those of the first kind are stored together with those of the whole run.
 let data = whole;
 
-// The figures of other kinds of steps are read when somebody asks for them.
+// The figures of other kinds of steps are parsed when they are first selected.
 const read = new Map([[0, whole]]);
 function kindOf(number) {
   if (!read.has(number)) read.set(number, JSON.parse(document.getElementById(`kind-${number}`).textContent));
@@ -59,7 +59,7 @@ function shortened(text, letters) {
   return text.length <= letters ? text : text.slice(0, kept) + "…" + text.slice(text.length - kept);
 }
 
-// A long list behind one line, closed until somebody asks; nothing where the list is empty.
+// A long list behind one line, closed at first; nothing if the list is empty.
 function folded(title, lines) {
   if (!lines.length) return [];
   const details = make("details", null, "folded"), inside = make("div", null, "inside");

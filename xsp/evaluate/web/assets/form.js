@@ -1,5 +1,5 @@
 "use strict";
-// A new evaluation: fields from the JSON Schema of manifests, or YAML; and the progress of those that were asked for.
+// A new evaluation: fields from the JSON Schema of manifests, or YAML; the list of jobs; the progress of a job.
 
 const FIELDS = {
   model: ["source", "name", "task", "seed", "precision", "sequence"],
@@ -8,10 +8,10 @@ const FIELDS = {
   software: ["threads"],
 };
 const HINTS = {
-  "model.source": "torchvision:, timm:, transformers: or micro: and a name; weights from the seed", "model.name": "empty: as in the source",
-  "model.task": "as image-classification, for the leaderboard", "scenario.batches": "of batched and offline: as 1, 2, 4", "scenario.rate": "requests a second, of poisson, constant and server",
-  "scenario.latency_ms": "the limit, of max-rate", "scenario.percentile": "that is within it, of max-rate",
-  "scenario.warmup": "requests before the first that counts", "dataset.source": "synthetic: what the model takes; with steps (YAML) synthetic:images or synthetic:text", "software.threads": "empty: as many as PyTorch takes",
+  "model.source": "torchvision:NAME, timm:NAME, transformers:NAME or micro:NAME; weights come from the seed", "model.name": "if empty: the name in the source",
+  "model.task": "for example image-classification; the leaderboard can be limited to a task", "scenario.batches": "for batched and offline, for example 1, 2, 4", "scenario.rate": "requests per second, for poisson, constant, server and burst",
+  "scenario.latency_ms": "for max-rate: the limit of the latency", "scenario.percentile": "for max-rate: the percentile of the latency that must stay within the limit",
+  "scenario.warmup": "requests before the first one that counts", "dataset.source": "synthetic: values in the shapes of the model's inputs; with preprocessing steps (YAML): synthetic:images, synthetic:classes or synthetic:text", "software.threads": "if empty: PyTorch's default",
 };
 const USUAL = { "model.source": "micro:depth-1", "scenario.requests": "50" };
 const FIRST = { "model.source": true };
@@ -71,7 +71,7 @@ async function creation() {
   trace.setAttribute("aria-label", "trace");
   trace.append(option("", "no trace"), option("M", "trace of the model (M)"), option("M/L", "trace with layers (M/L)"), option("M/L/G", "trace with operators and kernels (M/L/G)"));
   bound.type = "checkbox";
-  boxed.append(bound, " work out the bound");
+  boxed.append(bound, " compute the bound");
   const there = (await ask("/api/agents")).map((each) => each.name);
   agent.id = "agent";
   agent.setAttribute("aria-label", "agent");
@@ -104,17 +104,17 @@ async function creation() {
     const job = await send("/api/jobs", { ...body(), trace: trace.value, agent: agent.value, bound: bound.checked });
     location.href = "/jobs/" + job.id;
   });
-  const other = button("go on in YAML", "other", guarded(async () => {
+  const other = button("edit as YAML", "other", guarded(async () => {
     if (yaml.hidden) yaml.value = (await send("/api/check", body())).yaml;
     yaml.hidden = !yaml.hidden;
     form.hidden = !yaml.hidden;
-    other.textContent = yaml.hidden ? "go on in YAML" : "back to the form";
+    other.textContent = yaml.hidden ? "edit as YAML" : "back to the form";
   }));
   const run = button("evaluate", "do", start);
   run.id = "evaluate";
   bar.append(run, button("check", "other", check), other);
   form.addEventListener("submit", (event) => { event.preventDefault(); start(); });
-  main.append(title("New evaluation"), make("p", "What is left empty has its default, in grey. In YAML a manifest of any dialect is taken. Models have weights from a seed, and data are synthetic: files and programs are evaluated by xsp evaluate run.", "quiet"), form, yaml, asked, bar, said);
+  main.append(title("New evaluation"), make("p", "Empty fields have their default, shown in grey. As YAML, manifests of MLModelScope and DLSpec are accepted too. Models have weights from a seed, and data are synthetic; for files and programs use xsp evaluate run on the command line.", "quiet"), form, yaml, asked, bar, said);
   const from = new URLSearchParams(location.search).get("from");
   if (from) {
     const answer = await fetch(`/api${ofResult(from)}/manifest`);
@@ -122,13 +122,13 @@ async function creation() {
   }
 }
 
-// --- asked for --------------------------------------------------------------------------------------------------------
+// --- jobs -------------------------------------------------------------------------------------------------------------
 
 async function asked() {
   const found = await ask("/api/jobs");
-  main.append(title("Asked for"));
-  if (!found.length) return main.append(make("p", "Nothing since the server started."));
-  return main.append(rows(["", "name", "state", "agent", "result"], found.map((each) => [link("watch", "/jobs/" + each.id), each.name, each.state, each.agent, each.result ? link(each.result, ofResult(each.result)) : each.error || ""]), "asked for"));
+  main.append(title("Jobs"));
+  if (!found.length) return main.append(make("p", "No evaluation was requested since the server started."));
+  return main.append(rows(["", "name", "state", "agent", "result"], found.map((each) => [link("progress", "/jobs/" + each.id), each.name, each.state, each.agent, each.result ? link(each.result, ofResult(each.result)) : each.error || ""]), "jobs"));
 }
 
 async function watch(id) {
@@ -146,7 +146,7 @@ async function watch(id) {
     if (over) [stop.hidden, bar.max] = [true, 1];
     if (now.error) said.replaceChildren(make("p", now.error, "error"));
     if (now.result) {
-      const done = link("its result", ofResult(now.result));
+      const done = link("result", ofResult(now.result));
       done.id = "result";
       said.replaceChildren(done);
     }

@@ -38,7 +38,7 @@ function title(text) {
 // Cells are text, numbers or elements; columns that hold a number somewhere are to the right.
 function rows(columns, lines, label) {
   const holder = make("div", null, "list"), table = make("table"), head = make("thead"), top = make("tr"), body = make("tbody");
-  const right = columns.map((_, place) => lines.some((line) => typeof line[place] === "number" || /^[\d.,]+( \*)?$/.test(line[place])));
+  const right = columns.map((_, place) => lines.some((line) => typeof line[place] === "number" || /^[\d.,?]+( to [\d.,?]+)?( \*)?$/.test(line[place])));
   table.setAttribute("aria-label", label);
   columns.forEach((column, place) => {
     const cell = make("th", column, right[place] ? "number" : "");
