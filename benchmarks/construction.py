@@ -238,15 +238,15 @@ def goals(data: Mapping[str, Any]) -> list[str]:
         found = _mean_abs(others)
         said = f"{found.shown(1, 100)} %, {turns.verdict(found, limit + CROSS)}" if others else "none"
         notes.append(
-            f"From other models' timings alone, where these hold {FOUND:.0%} of its time, {CROSS:.0%} more; "
+            f"With timings of other models alone, if these cover {FOUND:.0%} of the time, the goal is {CROSS:.0%} higher; "
             f"G = {size}, at most {limit + CROSS:.0%}: {said} ({len(others)} models)."
         )
     if 1 in rows:
         notes += _ratios(rows[1])
     glued = any(row["with_glue"] for row in rows.values())
     notes.append(
-        "Glue, what calls of modules and of views add, is "
-        + ("in the column that says so, and not in the others." if glued else "not timed.")
+        "Glue, the framework's own time for calls of modules and of views, is "
+        + ("only in the column `with glue`." if glued else "not timed.")
     )
     return notes
 
