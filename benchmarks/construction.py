@@ -238,8 +238,8 @@ def goals(data: Mapping[str, Any]) -> list[str]:
         found = _mean_abs(others)
         said = f"{found.shown(1, 100)} %, {turns.verdict(found, limit + CROSS)}" if others else "none"
         notes.append(
-            f"With timings of other models alone, if these cover {FOUND:.0%} of the time, the goal is {CROSS:.0%} higher; "
-            f"G = {size}, at most {limit + CROSS:.0%}: {said} ({len(others)} models)."
+            f"With timings of other models alone, if these cover {FOUND:.0%} of the time, the goal is {CROSS:.0%} "
+            f"higher; G = {size}, at most {limit + CROSS:.0%}: {said} ({len(others)} models)."
         )
     if 1 in rows:
         notes += _ratios(rows[1])
