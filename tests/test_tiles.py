@@ -218,7 +218,7 @@ def test_no_segments_and_empty_ones(name: str) -> None:
 
 
 def test_wrong_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="add up to 3, and there are 2"):
+    with pytest.raises(ValueError, match="add up to 3, but there are 2 values"):
         reference.reduce("reduction_16", [1, 2], [3])
     with pytest.raises(ValueError, match="at most 16 elements"):
         reference.scan("scan_16", np.ones(17), [17])

@@ -119,7 +119,7 @@ def test_two_questions_of_one_name_are_refused(asked: Asked) -> None:
     def other(asked: Asked) -> Iterator[Advice]:
         yield from ()
 
-    with pytest.raises(UsageError, match="'small' already"):
+    with pytest.raises(UsageError, match="already is a question 'small'"):
         advise.question("small", "another")(other)
 
 

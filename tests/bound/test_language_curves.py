@@ -289,7 +289,7 @@ def test_the_command_shows_curves_within_80_columns_and_as_json(known, capsys, t
     for more in (["--sequence", "64"], ["--size", "n=3"]):
         capsys.readouterr()
         assert main(["bound", GPT2, "--decode", "16:64", *more]) == 2
-        assert f"{more[0]}: not with the curves" in capsys.readouterr().err
+        assert f"{more[0]}: cannot be used with the curves" in capsys.readouterr().err
     assert main([*command, "--batch", "2", "--threads", "1"]) == 0
     assert f"--batch 2 --decode 16:64 --threads 1 --timings {tmp_path / 'timings'} --fill" in capsys.readouterr().out
     assert main(["bound", GPT2, "--decode", "16", "--measure", "1s"]) == 2
@@ -309,5 +309,5 @@ def test_steps_are_measured_in_turns_and_the_threads_of_torch_are_as_before(know
 
 
 def test_a_model_that_generates_no_text_has_no_curves(known) -> None:
-    with pytest.raises(ModelError, match="no causal language model"):
+    with pytest.raises(ModelError, match="not a causal language model"):
         language.of("transformers:vit", timings=known)

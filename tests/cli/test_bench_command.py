@@ -171,7 +171,7 @@ def test_symbolic_dimensions_of_a_file_get_sizes(tmp_path: Path, capsys: pytest.
         (["net.py:net", "--granularity", "x"], "numbers above 0"),
         (["net.py:net", "--variants", "channels-lats"], "did you mean channels-last"),
         (["net.py:net", "--runtime", "torhc"], "did you mean torch"),
-        (["net.py:net", "--size", "n=3"], "no dimensions with names"),
+        (["net.py:net", "--size", "n=3"], "has no named dimensions"),
         (["net.py:net", "--decode", "8"], "for language models of transformers"),
         (["--check"], "no timings of this machine"),
         (["--export", "x.parquet"], "no timings to export"),

@@ -504,7 +504,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert callable(build)
         model, batch = build()
         with xsp.profile("net", out=place / name, levels="M/L") as prof, torch.no_grad():
-            for _ in range(100):
+            for _ in range(150):
                 with prof.step():
                     model(batch)
     return place

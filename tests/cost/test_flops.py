@@ -285,8 +285,8 @@ def test_modules_of_model_flops_utilisation_are_those_of_modules() -> None:
     ("op", "device", "why"),
     [
         ("my::product", "NVIDIA H100 80GB HBM3", "FLOPs 75 % known"),
-        ("aten::relu", "Q9", "no peak of bf16, fp8"),
-        ("aten::relu", "NVIDIA A100-SXM4-80GB", "no peak of bf16, fp8"),  # which has no fp8
+        ("aten::relu", "Q9", "no peak for bf16, fp8"),
+        ("aten::relu", "NVIDIA A100-SXM4-80GB", "no peak for bf16, fp8"),  # which has no fp8
     ],
 )
 def test_what_is_not_known_of_nine_tenths_has_no_utilisation_and_says_why(op: str, device: str, why: str) -> None:

@@ -67,7 +67,7 @@ def test_a_replay_reads_lines_and_lists_and_names_the_line_that_is_wrong(tmp_pat
     assert schedules.times_from_file(lines) == schedules.times_from_file(listed) == [0.5, 1.25]
     listed.write_text("[0.5, 1.25]", encoding="utf-8-sig")  # with a byte order mark, as some editors write it
     assert schedules.times_from_file(listed) == [0.5, 1.25]
-    with pytest.raises(UsageError, match=r"c\.txt:2: 'soon' is no time"):
+    with pytest.raises(UsageError, match=r"c\.txt:2: 'soon' is not a time in seconds"):
         schedules.times_from_file(wrong)
     with pytest.raises(UsageError, match="no times of requests"):
         schedules.times_from_file(tmp_path / "absent")

@@ -114,7 +114,7 @@ def test_a_function_does_what_built_in_steps_do(folder: Path) -> None:
     manifest = asked(preprocess=named("image"), postprocess=named("softmax"))
     own = [carried_out(manifest, folder, agent) for agent in ("local", "process")]
     assert {each.content["outputs"]["digest"] for each in own} == {built_in.content["outputs"]["digest"]}
-    assert [note.partition(" is in ")[0] for note in own[0].content["notes"]] == [
+    assert [note.partition(" runs in ")[0] for note in own[0].content["notes"]] == [
         "model.preprocess: steps.py:image", "model.postprocess: steps.py:softmax",
     ]  # fmt: skip
     assert own[0].content["parts"][0]["processor_ms"] is None  # the process's own time is not counted

@@ -113,7 +113,7 @@ def test_what_to_record_next_was_not_recorded(place: Path, capsys: pytest.Captur
         (("at", "batch=8", "threads=1", "kind=rnn"), "kind=rnn was never recorded; there are cnn, mlp"),
         (("at", "batch=8", "threads=1", "kind=cnn", "lr=1"), "lr is not in the fit"),
         (("at", "batch=0", "threads=1", "kind=cnn"), "not a number above 0"),
-        (("at", "batch=x", "threads=1", "kind=cnn"), "batch=x is no number"),
+        (("at", "batch=x", "threads=1", "kind=cnn"), "batch=x is not a number above 0"),
         (("at", "batch=nan", "threads=1", "kind=cnn"), "not a number above 0"),
         (("at", "batch=1", "batch=2", "threads=1", "kind=cnn"), "batch is given twice"),
         (("at", "batch=" + ",".join(map(str, range(1, 1002))), "threads=1", "kind=cnn"), "combinations"),

@@ -141,7 +141,7 @@ def test_ranks_that_were_not_measured_are_refused_and_the_factor_is_said(link: L
     assert "loopback is not a network" in notes
     assert "2 ranks at once: products take 1.50 times as long, copies 2.00" in notes
     assert "beyond the" in notes
-    assert "3 ranks compute at once was not measured" in " ".join(link.measured.notes([3], 0))
+    assert "3 ranks that compute at once was not measured" in " ".join(link.measured.notes([3], 0))
 
 
 def test_a_step_of_ranks_that_shared_cores_already_is_no_slower_for_that(link: Link) -> None:

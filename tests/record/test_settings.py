@@ -65,7 +65,7 @@ def test_a_path_in_place_of_the_name_is_where_the_run_goes(given: Any, name: str
 
 
 def test_a_path_for_a_name_beside_another_one_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'/a/b' is a path, and out='/c' another one"):
+    with pytest.raises(UsageError, match=r"'/a/b' is a path, and out='/c' is another one"):
         xsp.profile("/a/b", out="/c")
     with pytest.raises(UsageError, match="name=5: the name of a run is text"):
         xsp.profile(5)  # type: ignore[arg-type]

@@ -388,8 +388,8 @@ def test_a_state_dict_is_brought_without_a_file(there: Running, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (lambda: 3, "w is int, no tensor"),
-        (lambda: None, "w is NoneType, no tensor"),
+        (lambda: 3, "w is int, not a tensor"),
+        (lambda: None, "w is NoneType, not a tensor"),
         (lambda: torch.ones(2, device="meta"), "w has no values"),
         (lambda: torch.eye(2).to_sparse(), r"w is float32, torch\.sparse_coo; only dense"),
         (lambda: torch.eye(2).to_mkldnn(), r"w is float32, torch\._mkldnn"),
@@ -487,8 +487,8 @@ def test_a_checkpoint_in_shards_is_attached_by_its_index_its_folder_or_its_keys(
     ("{", "not an index of safetensors files"),
     ("[]", "not an index of safetensors files"),
     ('{"weight_map": {}}', "names no file"),
-    ('{"weight_map": {"a": "../a.safetensors"}}', "is no name of a file beside it"),
-    ('{"weight_map": {"a": 3}}', "is no name of a file beside it"),
+    ('{"weight_map": {"a": "../a.safetensors"}}', "is not the name of a file beside it"),
+    ('{"weight_map": {"a": 3}}', "is not the name of a file beside it"),
     ('{"weight_map": {"a": "gone.safetensors"}}', "there is no gone.safetensors beside it"),
     ('{"weight_map": {"0.weight": "a.safetensors", "1.weight": "b.safetensors"}}', "more than one shard has 0.weight"),
 ])  # fmt: skip

@@ -151,7 +151,7 @@ def test_a_file_that_is_changed_meanwhile_or_does_not_end_gives_nothing(tmp_path
 def test_nobody_else_can_reach_it(there: Running, tmp_path: Path) -> None:
     assert stat.S_IMODE(there.folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((there.folder / wire.SOCKET).stat().st_mode) == 0o600
-    with pytest.raises(ShareError, match="another store serves it"):
+    with pytest.raises(ShareError, match="is served by another store already"):
         Store(there.folder, 1)
     there.folder.chmod(0o755)
     for tries in (lambda: client.status(there.folder), lambda: Store(there.folder, 1)):

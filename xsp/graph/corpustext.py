@@ -123,7 +123,7 @@ def _groups(corpus: Corpus, found: Sequence[Group]) -> list[str]:
     large = sorted((group for group in found if len(group.places) > 1), key=lambda group: -len(group.places))
     if not large:
         return [f"No models are similar: no two have a Jaccard index of {sharing.ALIKE} or more"]
-    lines = [f"Models that share most of their distinct layers: mean Jaccard index of {sharing.ALIKE} or more"]
+    lines = [f"Models that share most of their distinct layers: mean Jaccard index ≥ {sharing.ALIKE}"]
     for group in large[:MOST_GROUPS]:
         names = sorted(corpus.members[place].spec for place in group.places)
         lines += _wrapped(f"{group.least:.2f}  " + ", ".join(_without_prefix(names)), indent=6)
