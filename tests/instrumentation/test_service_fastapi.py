@@ -138,13 +138,23 @@ def test_the_page_on_services_runs() -> None:
     assert run.stdout.startswith("Counts(calls=2, sampled=")
 
 
+def _services(trace: dict[str, Any]) -> Counter[str]:
+    return Counter(trace["processes"][span["processID"]]["serviceName"] for span in trace["spans"])
+
+
+def _whole(answer: Any) -> dict[str, Any] | None:
+    """Return the trace once Jaeger has as many spans of each service as are expected: they arrive in several parts."""
+    trace: dict[str, Any] | None = answer and answer["data"][0]
+    return trace if trace and _services(trace) >= Counter({"shop": 2, "shop.layer": 4, "shop.op": 11}) else None
+
+
 @pytest.mark.jaeger
 @pytest.mark.parametrize(("way", "trace_id"), [((), 0xCAFE << 64 | 1), (("directly",), 0xCAFE << 64 | 2)])
 def test_a_request_and_its_model_are_one_trace_in_jaeger(jaeger: Jaeger, way: tuple[str, ...], trace_id: int) -> None:
     with served(jaeger.otlp_http, *way) as (url, _):
         httpx.get(f"{url}/loop/2", headers={"traceparent": CALLER.format(trace_id)})
-    trace = until(lambda: fetched(f"{jaeger.query}/api/traces/{trace_id:032x}"))["data"][0]
-    services = Counter(trace["processes"][span["processID"]]["serviceName"] for span in trace["spans"])
+    trace = until(lambda: _whole(fetched(f"{jaeger.query}/api/traces/{trace_id:032x}")))
+    services = _services(trace)
     assert services["shop"] == 2
     assert services["shop.layer"] == 4
     assert services["shop.op"] > 10
