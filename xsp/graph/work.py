@@ -61,8 +61,6 @@ CONVOLUTIONS = frozenset(f"aten::conv{dimensions}d" for dimensions in (1, 2, 3))
 MAY_MULTIPLY = re.compile(rf"{of_traces.PRODUCTS}|:(inner|cov|corrcoef|_transformer_encoder_layer_fwd)$")
 """Operators that multiply matrices, also those that a trace never shows as the innermost."""
 
-NO_PRODUCTS = re.compile(r"^aten::(_native_batch_norm|native_|batch_norm|layer_norm|group_norm|linear_interp)")
-
 
 def bytes_of(node: Node) -> int | None:
     """Return the bytes that a node reads and writes; 0 for a view or an allocation, None if a size is unknown."""

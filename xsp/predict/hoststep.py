@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xsp.analyses.answers import Answers
@@ -239,25 +239,22 @@ def _waited_for_ranks(trace: Trace) -> float:
     waited, ran = 0, _union(those["ran"])
     for begin, stop in _union(those["pass"]):
         computed = max((b for a, b in of_layers if begin <= a < stop), default=begin)
-        for start, end in _without([(begin, stop)], ran):
+        for start, end in _gaps(ran, begin, stop):
             sent = [(a, b) for a, b in those["sent"] if b > start and (start >= computed or b <= end)]
             waited += _length(_both([(start, end)], _union(sent)))
     return waited / 1e9
 
 
-def _without(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the intervals of a union that another one does not cover."""
-    marks = sorted(
-        [(at, step, 0) for start, end in one for at, step in ((start, 1), (end, -1))]
-        + [(at, 0, step) for start, end in other for at, step in ((start, 1), (end, -1))]
-    )
-    found: list[tuple[int, int]] = []
-    inside = covered = before = 0
-    for at, of_one, of_other in marks:
-        if inside and not covered and at > before:
-            found.append((before, at))
-        inside, covered, before = inside + of_one, covered + of_other, at
-    return found
+def _gaps(covered: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the intervals between `start` and `stop` that a union does not cover."""
+    for begin, end in covered:
+        if begin >= stop:
+            break
+        if begin > start:
+            yield start, begin
+        start = max(start, end)
+    if start < stop:
+        yield start, stop
 
 
 def _union(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
