@@ -297,6 +297,13 @@ def leaves(branch: Branch) -> list[Branch]:
     return [each for inner in branch.inside for each in leaves(inner)] if branch.inside else [branch]
 
 
+def test_the_section_says_which_figures_are_doubtful(filled: Fill) -> None:
+    found = xsp.bound.of(chain(), timings=filled(chain(), linear=250_000.0, relu=10_000.0), threads=2)
+    (told, *_) = section.section(replace(found, problems=("ceiling: it is above the best",))).parts
+    assert isinstance(told, Text)
+    assert told.text.endswith(" Ceiling: it is above the best.")
+
+
 def test_the_section_has_the_ladder_the_waterfall_and_the_calls_with_their_longest_path(filled: Fill) -> None:
     found = xsp.bound.of(chain(), timings=filled(chain(), linear=250_000.0, relu=10_000.0), threads=2)
     parts = section.section(found).parts

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from xsp import sections
 from xsp.bound.ladder import BY_NODE, NAMES, ORDER, Bound, Layer, Rung, between
+from xsp.bound.text import MOST_PROBLEMS
 from xsp.graph import section as graphs
 from xsp.graph.node import KnownBy
 from xsp.graph.text import shapes
@@ -145,7 +146,8 @@ def _told(bound: Bound) -> str:
     time_ = "" if found.time is None else f", {100 * found.time:.1f} % of the expected time"
     absent = "; ".join(f"{NAMES[Rung(rung)]}: {reason}" for rung, reason in bound.absent.items())
     known = f"{found.nodes} of {found.of_nodes} calls have a figure{time_}."
-    return known + (f" Missing rungs: {absent}." if absent else "")
+    doubts = "".join(f" {each[:1].upper()}{each[1:].rstrip('.')}." for each in bound.problems[:MOST_PROBLEMS])
+    return known + (f" Missing rungs: {absent}." if absent else "") + doubts
 
 
 def _ms(ns: float | None) -> float | None:
