@@ -34,10 +34,7 @@ class Finding(NamedTuple):
 
 def machine() -> Iterator[tuple[str, str]]:
     """Yield the properties of this machine as pairs of a name and a value."""
-    try:
-        importlib.import_module("torch")  # so that `describe` finds its devices
-    except ImportError:
-        pass
+    _a_device_is_in_use()  # `describe` finds only devices that torch has initialised
     found = device.describe()
     yield "cpu", f"{found['cpu']}, {found['cores']} cores"
     yield "devices", ", ".join(found.get("devices") or []) or "no GPU that torch can use"
@@ -81,9 +78,9 @@ def device_work() -> Iterator[tuple[str, str]]:
             continue
         if not _a_device_is_in_use():
             return
-        told = {key.replace("_", " "): value for key, value in collector.details().items()}
-        if reason is None:
-            told["trial"] = collector.trial() or "passed"
+        tried = {} if reason is not None else {"trial": collector.trial() or "passed"}
+        # after the trial, which measures the error of the clock
+        told = {**{key.replace("_", " "): value for key, value in collector.details().items()}, **tried}
         if told:
             said = (f"{key}: {value if value is not None else 'unknown'}" for key, value in told.items())
             yield str(collector.device_work), ", ".join(said)

@@ -32,8 +32,8 @@ WHAT_TO_DO = "run without it, or take device work from torch.profiler with --ker
 
 _TAKEN = "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"
 
-_NO_NAME = ("", "for", "unknown", "for unknown", "(null)", "for (null)")
-"""CUPTI's texts, after its prefix, for a client that gave no name."""
+_NO_NAME = ("", "unknown", "(null)", "<not provided>")
+"""CUPTI's texts, after the prefix `CUPTI for`, for a client that gave no name; CUPTI 13.0 writes the last."""
 
 _names_of_kineto: set[str | None] = {None}
 """CUPTI's names of this process's Kineto as a subscriber; None because a client without a name may be Kineto."""
@@ -121,7 +121,8 @@ class Claim:
             name = getattr(self._params, "old_subscriber_name", None)
         except UnicodeDecodeError:  # nothing was written into the binding's buffer
             return None
-        return None if str(name or "").lower().removeprefix("cupti").strip() in _NO_NAME else str(name)
+        said = str(name or "").lower().removeprefix("cupti").strip().removeprefix("for").strip()
+        return None if said in _NO_NAME else str(name)
 
 
 def _only_kineto_can_hold_it() -> bool:
