@@ -11,6 +11,8 @@ import inspect
 import json
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import repeat
@@ -101,22 +103,24 @@ class TorchOps(DeviceCollector):
         """Switch the profiler off."""
         if self._profile is not None:
             profile, self._profile = self._profile, None
+            stopped = threading.get_native_id(), time.time_ns()
             profile.__exit__(None, None, None)
             kinetouse.ours = False
             self._log.end()
             self._counts.end()
-            self._finished.append(_Finished(profile, self._counts, self._on_device))
+            self._finished.append(_Finished(profile, self._counts, self._on_device, *stopped))
 
     def spans(self) -> Iterator[Span]:
         """Return operators, runtime calls, device work, and (describing) allocations."""
         finished, self._finished = self._finished, []
-        for profile, counts, on_device in finished:
+        for each in finished:
+            profile, counts = each.profile, each.counts
             if profile.kineto_results is not None:
                 results = profile.kineto_results
                 tree = getattr(results, "experimental_event_tree", list) if profile.record_shapes else None
                 seen = _spans_of(results.events(), self.name, tree)
                 # without a filter Kineto also records runtime calls along with the operators
-                kept = list(seen) if on_device else [span for span in seen if span.level < _RUNTIME]
+                kept = [span for span in seen if span.level < _RUNTIME or (each.on_device and not each.is_own(span))]
                 found = collectives.label(kept, counts)
                 if found.note is not None:
                     self._notes.add(found.note)
@@ -154,6 +158,12 @@ class _Finished(NamedTuple):
     profile: autograd_profiler.profile
     counts: collectives.Counts
     on_device: bool
+    stopping_thread: int
+    stopped_ns: int
+
+    def is_own(self, span: Span) -> bool:
+        """Return whether the span is a call of the profiler itself, which waits for devices when it is stopped."""
+        return span.level == _RUNTIME and span.thread == self.stopping_thread and span.start_ns >= self.stopped_ns
 
 
 def _host_only() -> dict[str, Any]:
@@ -246,6 +256,12 @@ _CPU, _OP, _RUNTIME = torch._C._autograd.DeviceType.CPU, Level.OP, Level.RUNTIME
 _RUNTIME_CALL = re.compile(r"cu(?:da)?[A-Z]")
 """The begin of the name of a call of CUDA's runtime (`cudaLaunchKernel`) or driver (`cuLaunchKernel`, Triton's)."""
 
+_OVERHEADS = frozenset({
+    "Driver Compiler", "Buffer Flush", "Instrumentation", "Resource", "Runtime Triggered Module Loading",
+    "Lazy Function Loading", "Command Buffer Full", "Activity Buffer Request", "UVM Activity Init",
+})  # fmt: skip
+"""Kineto's names of the work of CUPTI and the driver themselves."""
+
 
 def _on_host(event: Any) -> bool:
     return bool(event.device_type() == _CPU)
@@ -256,11 +272,14 @@ def _category(event: Any) -> str:
     activity = getattr(event, "activity_type", None)
     if activity is not None:
         return activity()  # type: ignore[no-any-return]
-    if event.name() == "[memory]":
+    name = event.name()
+    if name == "[memory]":
         return "cpu_instant_event"
+    if getattr(event, "is_user_annotation", bool)():
+        return "user_annotation" if _on_host(event) else "gpu_user_annotation"
     if _on_host(event):
-        return "cuda_runtime" if _RUNTIME_CALL.match(event.name()) else "cpu_op"
-    return "gpu_memcpy" if event.name().startswith(("Memcpy", "Memset")) else "kernel"
+        return "overhead" if name in _OVERHEADS else "cuda_runtime" if _RUNTIME_CALL.match(name) else "cpu_op"
+    return "gpu_memcpy" if name.startswith(("Memcpy", "Memset")) else "kernel"
 
 
 def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.OP.value) -> Iterator[Span]:
@@ -340,6 +359,11 @@ def _runtime(event: Any, threads: _Threads, collector: str) -> Span:
     )
 
 
+def _overhead(event: Any, threads: _Threads, collector: str) -> Span:
+    span = _runtime(event, threads, collector)
+    return span._replace(kind=Kind.OVERHEAD.value, name=span.name.lower(), correlation_id=None)
+
+
 def _device(event: Any, threads: _Threads, collector: str) -> Span:
     kernel = _category(event) in ("kernel", "concurrent_kernel")
     return Span(
@@ -361,6 +385,7 @@ _MAKERS: dict[str, Callable[[Any, _Threads, str], Span | None]] = {
     "cpu_instant_event": _allocation,
     "cuda_runtime": _runtime,
     "cuda_driver": _runtime,
+    "overhead": _overhead,
     "kernel": _device,
     "concurrent_kernel": _device,
     "gpu_memcpy": _device,
