@@ -412,6 +412,22 @@ def test_the_backlog_of_a_device_is_that_of_all_bare_steps_and_not_the_usual_tim
     assert own.mean_ns == pytest.approx((2.1 + 18 / 36) * MS)
 
 
+def test_steady_steps_that_are_as_slow_as_the_device_have_no_backlog_of_their_own() -> None:
+    """As on an H200: the queue takes four steps of launches, then each launch waits for the device."""
+    text = "step s 0-34000\nlaunch cudaLaunchKernel 10-20 correlation_id=1\nkernel k 100-33900 correlation_id=1"
+    stretch = [{**each, "dur_ns": (5 if place < 4 else 34) * MS} for place, each in enumerate(bare(9))]
+    rows: list[dict[str, Any]] = []
+    for turn in range(5):
+        first = 10 * turn
+        rows += [{**each, "step": first + n, "before_ns": 0.0, "steady": n > 5} for n, each in enumerate(stretch)]
+        waited = {"step": first + 9, "dur_ns": 34 * MS, "rung": 70, "steady": False, "before_ns": 4 * 29 * MS}
+        rows.append(waited)
+    found = with_loop(trace_of(spans(text, step=9, rung=70)), rows)
+    [own] = iterations(found.con)
+    assert own.disturbed == 0
+    assert own.mean_ns == pytest.approx(34 * MS, rel=0.001)
+
+
 def test_the_interval_of_an_iteration_counts_a_row_as_often_as_it_has_steps() -> None:
     [own] = iterations(trace([*bare(60), *bare(20, dur_ms=3, first=2000, steps=500)]).con)
     assert own.mean_ns == pytest.approx(3 * MS, rel=0.01)

@@ -405,13 +405,14 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
         ), together AS (
             SELECT rank, kind, sum(steps) AS steps, count(*) FILTER (rung <> {BARE}) AS recorded,
                    sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns,
-                   sum(steps) FILTER (rung = {BARE}) AS bare, count(before_ns) FILTER (rung <> {BARE}) AS drained,
+                   sum(steps) FILTER (rung = {BARE}) AS bare,
+                   sum(steps * (dur_ns + coalesce(before_ns, 0))) FILTER (rung = {BARE}) AS bare_ns, count(before_ns) FILTER (rung <> {BARE}) AS drained,
                    coalesce(sum(before_ns) FILTER (rung <> {BARE}), 0) AS drained_ns
             FROM loop WHERE {of_size} GROUP BY rank, kind
         )
         SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, each, weights,
                measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
-               coalesce(disturbed, 2) AS disturbed, bare, drained, drained_ns, faults, system_ns
+               coalesce(disturbed, 2) AS disturbed, bare, bare_ns, drained, drained_ns, faults, system_ns
         FROM together c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
         """
     )
@@ -426,9 +427,12 @@ def _iteration(row: Mapping[str, Any], on_device: bool) -> Iteration:
     if not measured:
         return Iteration(*told, None, None, None, None, None, row["samples"], row["disturbed"])
     # The host runs ahead of a device; the device's backlog shows as time before the next recorded step, which waits,
-    # beyond the time that is usual before a step. It is the backlog of all steps that ran bare.
+    # beyond the time that is usual before a step. It is the backlog of all steps that ran bare: the first of them take
+    # less time than the device, those after the queue of launches is full as much. So it counts with all of them, and
+    # adds to the undisturbed ones only what these lack of that mean.
     usual_ns = row["drained"] * row["before_ns"] / measured
     behind_ns = max(0.0, row["drained_ns"] - usual_ns) / row["bare"] if on_device else 0.0
+    behind_ns = max(0.0, min(behind_ns, row["bare_ns"] / row["bare"] + behind_ns - row["ns"] / measured))
     ends = summary.mean_interval(row["each"], row["weights"])
     return Iteration(
         *told,
