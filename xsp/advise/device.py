@@ -161,7 +161,7 @@ def places(trace: Trace, which: str) -> tuple[Place, ...]:
         SELECT layer.name, coalesce(op.name, w.name) AS op, count(*), list(w.span_id ORDER BY w.start_ns)[:{MOST_SPANS}]
         FROM device_work w
         LEFT JOIN spans layer ON layer.rank = w.rank AND layer.trace_id = w.trace_id AND layer.span_id = w.layer_id
-        LEFT JOIN spans op ON op.rank = w.rank AND op.trace_id = w.trace_id AND op.span_id = w.parent_id
+        LEFT JOIN spans op ON op.rank = w.rank AND op.trace_id = w.trace_id AND op.span_id = w.op_id
             AND op.kind = '{Kind.OP}'
         WHERE {which} GROUP BY 1, 2 ORDER BY sum(w.dur_ns) DESC, 1, 2 LIMIT {_PLACES}
         """

@@ -138,7 +138,7 @@ def tensor_cores(trace: Trace) -> Table:
     return trace.sql(
         f"""
         WITH within AS (
-            SELECT rank, trace_id, coalesce(layer_id, parent_id) AS span_id, class, tensor_cores, dur_ns
+            SELECT rank, trace_id, coalesce(layer_id, op_id) AS span_id, class, tensor_cores, dur_ns
             FROM device_work WHERE class IN {MATRIX}
         ),
         {NAMED}

@@ -13,6 +13,7 @@ from xsp.analyses.ops import NO_OPERATOR
 from xsp.importers.kineto_counters import NAMELESS
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
+from xsp.store.views import library_calls
 
 UNNAMED = "(unnamed)"
 """Name of a kernel for which the profiler had none."""
@@ -34,12 +35,6 @@ _MADE = {
 
 _INSTRUCTIONS = re.compile(r"smsp__sass_thread_inst_executed_op_([dfh])(add|mul|fma)_pred_on\.sum")
 _HALF_TO_DOUBLE = {"h": "fp16", "f": "fp32", "d": "fp64"}
-
-_OPERATOR = f"""
-    CASE WHEN up.kind = '{Kind.OP}' THEN up.name WHEN above.kind = '{Kind.OP}' THEN above.name END AS operator,
-    CASE WHEN up.kind = '{Kind.OP}' THEN up.span_id WHEN above.kind = '{Kind.OP}' THEN above.span_id END AS call
-"""
-"""The operator around a kernel or call, or around the library call that launched it, and the operator's span id."""
 
 _ADDITIVE = ("flops", "flops_without_tensor_cores", "dram_read_bytes", "dram_write_bytes")
 
@@ -162,9 +157,12 @@ def _counts(trace: Trace) -> Iterator[_Count]:
     """Yield the counters of each launch and kernel, counters without a launch, and the figures of Nsight Compute."""
     rows = trace.con.execute(
         f"""
-        SELECT CASE WHEN work.level = {int(Level.KERNEL)} THEN work.name END AS kernel, work.attributes, {_OPERATOR}
-        FROM spans work LEFT JOIN spans up ON up.trace_id = work.trace_id AND up.span_id = work.parent_id
-        LEFT JOIN spans above ON above.trace_id = up.trace_id AND above.span_id = up.parent_id
+        SELECT CASE WHEN work.level = {int(Level.KERNEL)} THEN work.name END AS kernel, work.attributes,
+               op.name AS operator, op.span_id AS call
+        FROM spans work LEFT JOIN {library_calls(trace, "spans")} within
+            ON within.rank = work.rank AND within.trace_id = work.trace_id AND within.span_id = work.parent_id
+        LEFT JOIN spans op ON op.rank = work.rank AND op.trace_id = work.trace_id AND op.kind = '{Kind.OP}'
+            AND op.span_id = coalesce(within.op_id, work.parent_id)
         WHERE work.level IN ({int(Level.RUNTIME)}, {int(Level.KERNEL)}) AND work.attributes LIKE '%"counters"%'
         """
     ).fetchall()
@@ -193,9 +191,10 @@ def _of_ncu(trace: Trace) -> Iterator[_Count]:
     )
     rows = trace.con.execute(
         f"""
-        SELECT work.name, {_OPERATOR}, {figures}
-        FROM merged work LEFT JOIN merged up ON up.span_id = work.parent_id
-        LEFT JOIN merged above ON above.span_id = up.parent_id
+        SELECT work.name, op.name, op.span_id, {figures}
+        FROM merged work LEFT JOIN {library_calls(trace)} within
+            ON within.rank = work.rank AND within.trace_id = work.trace_id AND within.span_id = work.parent_id
+        LEFT JOIN merged op ON op.span_id = coalesce(within.op_id, work.parent_id) AND op.kind = '{Kind.OP}'
         WHERE work.level = {int(Level.KERNEL)} AND ({sources})
           AND (work.attributes IS NULL OR work.attributes NOT LIKE '%"counters"%')
         """

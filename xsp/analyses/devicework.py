@@ -1,8 +1,8 @@
 """Device work of all steps and ranks, the calls that launched it, and what a device did at each moment.
 
 The window of a device is the time from the start of its first kernel or copy to the end of its last. If some steps
-were recorded without device work (the steps of a leveled run take turns) or only to describe the model, the window
-consists of several recordings, and the time between them does not count.
+were not recorded, or without device work (the steps of a leveled run take turns), or only to describe the model, the
+window consists of several recordings, and the time between them does not count.
 Within a window each moment is either idle or busy; time in which work overlaps counts once.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from xsp.device.kernelnames import COMMUNICATION, MATRIX, NAMES
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
+from xsp.store.views import library_calls
 
 COMPUTATION = "computation"
 COPY = "copy"
@@ -20,11 +21,14 @@ LEVEL_NAMES = " ".join(f"WHEN {int(level)} THEN '{level.name.lower()}'" for leve
 
 _DEVICE_WORK = f"""
     WITH recorded AS (
-        SELECT rank, step, count(*) FILTER (WHERE rung < {int(Level.KERNEL)} OR timed = false)
+        SELECT rank, step, count(*) FILTER (WHERE rung < {int(Level.KERNEL)} OR timed = false OR follows IS false)
                            OVER (PARTITION BY rank ORDER BY start_ns) AS recording
         FROM (
-            SELECT rank, step, min(start_ns) AS start_ns, any_value(rung) AS rung, any_value(timed) AS timed
-            FROM spans WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY rank, step
+            SELECT *, step = lag(step) OVER (PARTITION BY rank ORDER BY start_ns) + 1 AS follows
+            FROM (
+                SELECT rank, step, min(start_ns) AS start_ns, any_value(rung) AS rung, any_value(timed) AS timed
+                FROM spans WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY rank, step
+            )
         )
     ),
     processes AS (
@@ -32,7 +36,8 @@ _DEVICE_WORK = f"""
         GROUP BY rank HAVING min(process) = max(process)
     ),
     {NAMES}
-    SELECT s.rank, s.device, s.step, s.trace_id, s.span_id, s.parent_id, s.layer_id, s.name, s.kind, s.start_ns,
+    SELECT s.rank, s.device, s.step, s.trace_id, s.span_id, s.parent_id, coalesce(within.op_id, s.parent_id) AS op_id,
+           s.layer_id, s.name, s.kind, s.start_ns,
            s.dur_ns, s.start_ns + s.dur_ns AS end_ns, s.correlation_id,
            coalesce(s.process, processes.process, -1) AS on_process, coalesce(recorded.recording, 0) AS recording,
            names.class, names.tensor_cores, names.collective,
@@ -41,6 +46,8 @@ _DEVICE_WORK = f"""
     FROM spans s LEFT JOIN recorded ON recorded.rank = s.rank AND recorded.step = s.step
     LEFT JOIN processes ON processes.rank = s.rank
     LEFT JOIN names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
+    LEFT JOIN library_calls_of_spans within
+        ON within.rank = s.rank AND within.trace_id = s.trace_id AND within.span_id = s.parent_id
     WHERE s.level = {int(Level.KERNEL)} AND s.kind IN ('{Kind.KERNEL}', '{Kind.COPY}') AND s.timed IS NOT false
 """
 
@@ -73,12 +80,14 @@ def prepare(trace: Trace) -> None:
     """Make the tables `device_work` and `runtime_calls`, once.
 
     `device_work` has each kernel and copy with its end, its recording, the process that launched it, the properties
-    that its name shows, and its purpose: computation, communication, copy. `class` is null for copies. Kineto does not
-    record the process of device work; if all calls of a rank are of one process, it is that process.
+    that its name shows, and its purpose: computation, communication, copy. `class` is null for copies; `op_id` is the
+    span that launched it: the operator, also where a library's call is between. Kineto does not record the process of
+    device work; if all calls of a rank are of one process, it is that process.
     `runtime_calls` has each runtime call; `waits` marks calls that return when device work has ended: synchronising
     calls, and copies whose call overlaps the copy or lasts until its end (if the copy is not in the trace, calls whose
     name does not contain Async). A call that makes a stream wait does not block the host.
     """
+    library_calls(trace, "spans")
     trace.once("device_work", _DEVICE_WORK)
     trace.once("runtime_calls", _RUNTIME_CALLS)
 

@@ -38,7 +38,7 @@ _ALIKE = "CASE WHEN product THEN CASE WHEN named THEN 0 ELSE batch END END"
 
 _PARTS = f"""
     WITH named AS MATERIALIZED (
-        SELECT w.rank, w.device, w.trace_id, w.span_id, w.parent_id, w.start_ns, w.dur_ns, w.class,
+        SELECT w.rank, w.device, w.trace_id, w.span_id, w.op_id, w.start_ns, w.dur_ns, w.class,
                stream.stream, stream.parent_name AS op, stream.named, coalesce(stream.batch, 1) AS batch,
                regexp_matches(w.name, 'softmax', 'i') AND class NOT IN ('attention', 'gemm')
                AND NOT regexp_matches({_BOTH_NAMES}, 'log_?softmax', 'i') AS softmax,
@@ -48,8 +48,10 @@ _PARTS = f"""
             SELECT s.rank, s.trace_id, s.span_id, s.start_ns, s.stream, op.name AS parent_name,
                    coalesce(op.kind = '{Kind.OP}', false) AS named,
                    TRY_CAST(json_extract_string(s.attributes, '$.grid[2]') AS BIGINT) AS batch
-            FROM spans s LEFT JOIN spans op ON op.rank = s.rank AND op.trace_id = s.trace_id
-                 AND op.span_id = s.parent_id AND op.level = {int(Level.OP)}
+            FROM spans s LEFT JOIN library_calls_of_spans within
+                 ON within.rank = s.rank AND within.trace_id = s.trace_id AND within.span_id = s.parent_id
+            LEFT JOIN spans op ON op.rank = s.rank AND op.trace_id = s.trace_id
+                 AND op.span_id = coalesce(within.op_id, s.parent_id) AND op.level = {int(Level.OP)}
             WHERE s.level = {int(Level.KERNEL)}
         ) stream ON stream.rank = w.rank AND stream.trace_id = w.trace_id AND stream.span_id = w.span_id
                 AND stream.start_ns = w.start_ns
@@ -58,11 +60,11 @@ _PARTS = f"""
     told AS (
         SELECT *, class IN ('gemm', 'convolution', 'attention', 'communication')
                   OR (class = 'normalisation' AND NOT softmax) AS ends,
-               lag(parent_id) OVER ({_LANE}) AS before
+               lag(op_id) OVER ({_LANE}) AS before
         FROM named
     ),
     blocks AS MATERIALIZED (  -- a kernel that ends what may be fused, and all until the next one
-        SELECT *, sum(CASE WHEN ends AND (NOT named OR before IS NULL OR before <> parent_id) THEN 1 ELSE 0 END)
+        SELECT *, sum(CASE WHEN ends AND (NOT named OR before IS NULL OR before <> op_id) THEN 1 ELSE 0 END)
                   OVER ({_LANE} ROWS UNBOUNDED PRECEDING) AS block
         FROM told
     ),

@@ -188,13 +188,13 @@ def idle_gaps(trace: Trace) -> Table:
         f"""
         WITH longest AS MATERIALIZED (FROM idle_causes ORDER BY idle_ns DESC, begins_ns LIMIT {LONGEST}),
         next AS MATERIALIZED (
-            SELECT longest.*, s.step, s.name, s.trace_id, s.parent_id, s.layer_id
+            SELECT longest.*, s.step, s.name, s.trace_id, s.op_id, s.layer_id
             FROM longest JOIN device_work s ON s.rank = longest.rank AND s.span_id = longest.span_id
                                           AND s.start_ns = longest.idle_from + longest.gap_ns
         ),
         around AS MATERIALIZED (
             SELECT rank, trace_id, span_id, name FROM spans
-            WHERE span_id IN (SELECT parent_id FROM next UNION SELECT layer_id FROM next)
+            WHERE span_id IN (SELECT op_id FROM next UNION SELECT layer_id FROM next)
         ),
         within AS (
             SELECT longest.rank, longest.device, longest.begins_ns, arg_min(s.name, (s.dur_ns, s.span_id)) AS name,
@@ -237,7 +237,7 @@ def idle_gaps(trace: Trace) -> Table:
                late_ns / 1e3 AS launched_after_us, next.name AS next_work, op.name AS next_op, layer.name AS next_layer
         FROM next CROSS JOIN (SELECT min(start_ns) AS first_ns FROM device_work)
         LEFT JOIN around op
-          ON op.rank = next.rank AND op.trace_id = next.trace_id AND op.span_id = next.parent_id
+          ON op.rank = next.rank AND op.trace_id = next.trace_id AND op.span_id = next.op_id
         LEFT JOIN around layer
           ON layer.rank = next.rank AND layer.trace_id = next.trace_id AND layer.span_id = next.layer_id
         LEFT JOIN within

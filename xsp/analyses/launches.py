@@ -18,7 +18,7 @@ _LAUNCHED = f"""
         FROM runtime_calls WHERE kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL AND timed IS NOT false
         GROUP BY ALL
     )
-    SELECT s.rank, s.device, s.recording, s.trace_id, coalesce(s.layer_id, s.parent_id) AS span_id, s.kind, s.start_ns,
+    SELECT s.rank, s.device, s.recording, s.trace_id, coalesce(s.layer_id, s.op_id) AS span_id, s.kind, s.start_ns,
            s.dur_ns, launch_ns, launch_dur_ns, waits,
            row_number() OVER (PARTITION BY s.rank, on_process, correlation_id ORDER BY s.start_ns) AS place
     FROM device_work s LEFT JOIN launches USING (rank, on_process, correlation_id)

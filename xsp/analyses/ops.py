@@ -27,12 +27,12 @@ def _known(figure: str) -> str:
 _LAUNCHED = f"""
     launched AS (  -- each kernel and copy, with the operator around its launch, else the library's call
         SELECT work.span_id, work.kind, work.device, work.ns,
-               CASE WHEN up.kind = '{Kind.OP}' THEN up.span_id WHEN above.kind = '{Kind.OP}' THEN above.span_id
-                    WHEN up.level = {int(Level.LIBRARY)} THEN up.span_id END AS caller_id
-        FROM (SELECT span_id, parent_id, kind, device, {NS} AS ns FROM merged
+               CASE WHEN up.kind = '{Kind.OP}' THEN up.span_id ELSE within.op_id END AS caller_id
+        FROM (SELECT rank, trace_id, span_id, parent_id, kind, device, {NS} AS ns FROM merged
               WHERE level = {int(Level.KERNEL)} AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}')) work
         LEFT JOIN merged up ON up.span_id = work.parent_id
-        LEFT JOIN merged above ON above.span_id = up.parent_id AND up.level = {int(Level.LIBRARY)}
+        LEFT JOIN library_calls_of_merged within
+            ON within.rank = work.rank AND within.trace_id = work.trace_id AND within.span_id = work.parent_id
     )
 """
 

@@ -15,7 +15,7 @@ from xsp.schema import Kind, Level
 from xsp.store.figures import own_rung
 from xsp.store.iterations import NEARNESS
 from xsp.store.trace import Trace
-from xsp.store.views import LAYERS, NS
+from xsp.store.views import LAYERS, NS, library_calls
 
 
 class Series(NamedTuple):
@@ -189,7 +189,9 @@ def operators_on_device(trace: Trace) -> list[Series]:
         Level.KERNEL,
         f"""
         SELECT op.name, NULL AS type, work.trace_id, work.step, work.dur_ns AS ns
-        FROM timed work JOIN timed op ON op.span_id = work.parent_id AND op.trace_id = work.trace_id
+        FROM timed work LEFT JOIN {library_calls(trace, "spans")} within
+             ON within.rank = work.rank AND within.trace_id = work.trace_id AND within.span_id = work.parent_id
+        JOIN timed op ON op.span_id = coalesce(within.op_id, work.parent_id) AND op.trace_id = work.trace_id
              AND op.step IS NOT DISTINCT FROM work.step
         WHERE work.level = {int(Level.KERNEL)} AND op.kind = '{Kind.OP}'
         """,

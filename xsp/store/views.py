@@ -5,7 +5,7 @@ from __future__ import annotations
 from xsp.cost.flops import PRODUCTS
 from xsp.device.ceilings import PRECISIONS
 from xsp.device.kernelnames import COMMUNICATION, NAMES, WITHOUT_PRODUCTS
-from xsp.schema import ROOT, Kind, Level
+from xsp.schema import DEEPEST, ROOT, Kind, Level
 from xsp.store import selftimes
 from xsp.store.selftimes import NS as NS
 from xsp.store.trace import Trace
@@ -38,15 +38,50 @@ the name of the table."""
 DISPATCH = "(dispatch and bookkeeping)"
 """Name of the row for the time in which operators dispatch other operators, or only create views."""
 
+
+def library_calls(trace: Trace, table: str = "merged") -> str:
+    """Make a table of the library calls of `spans` or `merged`, with what called them, and return its name.
+
+    Libraries call each other: a convolution of cuDNN may be a product of cuBLAS. `op_id` is the span of the operator
+    around the outermost of such calls; if there is none, of the outermost call. So the operator of device work is
+    `coalesce(op_id, parent_id)`, joined by rank, trace and parent.
+    """
+    trace.once(
+        name := f"library_calls_of_{table}",
+        f"""
+        WITH RECURSIVE up(rank, trace_id, span_id, outermost, above_id, calls) AS (
+            SELECT rank, trace_id, span_id, span_id, parent_id, 0 FROM {table} WHERE kind = '{Kind.CALL}'
+                AND level = {int(Level.LIBRARY)}
+            UNION ALL
+            SELECT up.rank, up.trace_id, up.span_id, call.span_id, call.parent_id, calls + 1
+            FROM up JOIN {table} call ON call.rank = up.rank AND call.trace_id = up.trace_id
+                 AND call.span_id = up.above_id AND call.kind = '{Kind.CALL}' AND call.level = {int(Level.LIBRARY)}
+            WHERE calls < {DEEPEST}
+        ), whole AS (
+            SELECT rank, trace_id, span_id, arg_max(outermost, calls) AS outermost, arg_max(above_id, calls) AS above_id
+            FROM up GROUP BY ALL
+        )
+        SELECT whole.rank, whole.trace_id, whole.span_id, coalesce(op.span_id, outermost) AS op_id
+        FROM whole LEFT JOIN {table} op ON op.rank = whole.rank AND op.trace_id = whole.trace_id
+             AND op.span_id = whole.above_id AND op.level = {int(Level.OP)} AND op.kind = '{Kind.OP}'
+        """,
+    )
+    return name
+
+
 _ON_DEVICE = f"""
     {NAMES},
     calls AS (
         SELECT span_id, name, kind, type, merged.phase, start_ns, dur_ns, {NS} AS ns, 1 AS calls, true AS computes,
-               true_lo_ns, true_hi_ns, layer_id, parent_id AS op_id, true AS carries, 'device' AS library,
+               true_lo_ns, true_hi_ns, layer_id, coalesce(within.op_id, parent_id) AS op_id, true AS carries,
+               class IS NULL OR class NOT IN {WITHOUT_PRODUCTS} AS multiplies, 'device' AS library,
                flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write, flops_source,
                bytes_source, occupancy, occupancy_source, class = '{COMMUNICATION}' AS communication, tensor_cores,
                names.precision AS named_precision, dtype AS own_dtype, class AS worked
-        FROM merged LEFT JOIN names USING (name) WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}'
+        FROM merged LEFT JOIN names USING (name)
+        LEFT JOIN (SELECT rank AS on_rank, trace_id AS trace, span_id AS call_id, op_id FROM library_calls_of_merged)
+            within ON on_rank = merged.rank AND trace = merged.trace_id AND call_id = merged.parent_id
+        WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}'
     )
 """
 
@@ -63,17 +98,18 @@ _ON_HOST = f"""
         SELECT merged.span_id, name, kind, type, phase, start_ns, dur_ns, {NS} * coalesce(scale, 1.0) AS ns, 1 AS calls,
                true AS computes, true_lo_ns * coalesce(scale, 1.0) AS true_lo_ns,
                true_hi_ns * coalesce(scale, 1.0) AS true_hi_ns, layer_id, parent_id AS op_id,
-               type IS DISTINCT FROM 'reorder' AS carries, json_extract_string(attributes, '$.library') AS library,
+               type IS DISTINCT FROM 'reorder' AS carries, true AS multiplies,
+               json_extract_string(attributes, '$.library') AS library,
                {_NOT_COUNTED}, type AS worked
         FROM merged LEFT JOIN own_times ON own_times.span_id = merged.parent_id WHERE kind = '{Kind.PRIMITIVE}'
         UNION ALL
         SELECT span_id, name, kind, type, phase, start_ns, dur_ns, own_ns, 1, true,
                CASE WHEN own_ns = {NS} THEN true_lo_ns END, CASE WHEN own_ns = {NS} THEN true_hi_ns END,
-               layer_id, span_id, true, 'unknown', {_NOT_COUNTED}, NULL
+               layer_id, span_id, true, true, 'unknown', {_NOT_COUNTED}, NULL
         FROM operators WHERE computes
         UNION ALL
         SELECT NULL, '{DISPATCH}', '{Kind.OP}', NULL, phase, min(start_ns), NULL, sum(own_ns), count(*), false,
-               NULL, NULL, layer_id, NULL, false, 'framework', {_NOT_COUNTED}, NULL
+               NULL, NULL, layer_id, NULL, false, true, 'framework', {_NOT_COUNTED}, NULL
         FROM operators WHERE NOT computes GROUP BY layer_id, phase
     )
 """
@@ -103,15 +139,19 @@ _NONE_COUNTED = f"""coalesce(
 operator that launched it."""
 
 
-def _figure(own: str, ops: str, counted: str) -> str:
+def _figure(own: str, ops: str, counted: str, carries: str = "carries", of: str = "") -> str:
     """Return the SQL of a figure's three columns: for the call, for calls of its name, for all of its operator."""
-    share = f"CASE WHEN carries THEN op.{ops} / work.kernels END"
+    share = f"CASE WHEN {carries} THEN op.{ops} / work.{of}kernels END"
     known = f"{own} IS NOT NULL OR work.{counted}"
     return f"""
-        CASE WHEN {known} THEN {own} WHEN carries AND work.kernels = 1 THEN op.{ops} END AS {ops},
-        CASE WHEN {known} THEN {own} WHEN work.names = 1 THEN {share} END AS name_{ops},
+        CASE WHEN {known} THEN {own} WHEN {carries} AND work.{of}kernels = 1 THEN op.{ops} END AS {ops},
+        CASE WHEN {known} THEN {own} WHEN work.{of}names = 1 THEN {share} END AS name_{ops},
         CASE WHEN {known} THEN {own} ELSE {share} END AS whole_{ops}
     """
+
+
+_MULTIPLIES = "carries AND (multiplies OR work.multiplying_kernels = 0)"
+"""Whether a kernel has a part in its operator's operations: a convolution's kernels may only convert its layout."""
 
 
 _OPS = f"""
@@ -134,6 +174,8 @@ _OPS_ON_HOST = """
 _KERNELS = f"""
     work AS (
         SELECT op_id, count(*) AS kernels, count(DISTINCT name) AS names,
+               count(*) FILTER (multiplies) AS multiplying_kernels,
+               count(DISTINCT name) FILTER (multiplies) AS multiplying_names,
                count(own_flops) > 0 AS counted_flops, count(own_read) + count(own_write) > 0 AS counted_bytes
         FROM calls WHERE carries AND op_id IS NOT NULL GROUP BY op_id
     ),
@@ -141,7 +183,7 @@ _KERNELS = f"""
         SELECT calls.span_id, calls.name, calls.kind, calls.type, calls.phase, calls.start_ns, calls.dur_ns, calls.ns,
                calls.calls, calls.computes, true_lo_ns, true_hi_ns, calls.layer_id,
                layer.layer_index, layer.name AS layer_name, library, communication, {_PRECISION} AS precision,
-               {_figure("own_flops", "flops", "counted_flops")},
+               {_figure("own_flops", "flops", "counted_flops", _MULTIPLIES, "multiplying_")},
                {_figure("own_read", "dram_read_bytes", "counted_bytes")},
                {_figure("own_write", "dram_write_bytes", "counted_bytes")},
                CASE WHEN own_flops IS NOT NULL THEN coalesce(calls.flops_source, 'counter')
@@ -176,6 +218,7 @@ def kernels(trace: Trace) -> str:
     have them (`whole_flops`, likewise shares).
     """
     if trace.has(Level.KERNEL):
+        library_calls(trace)
         prepared = f"{_ON_DEVICE}, {_OPS}, {_KERNELS}"
     else:
         selftimes.make(trace)
