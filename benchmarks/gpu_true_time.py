@@ -121,7 +121,9 @@ def measure(workload: Workload, rounds: int, options: argparse.Namespace) -> Fou
         true = trace.sql("SELECT true_ns, true_lo_ns, true_hi_ns FROM merged WHERE kind = 'step'").fetchall()[0]
         host, events = zip(*bare, strict=True)
         layers = _layers(trace, layer_events(workload, max(3, rounds)))
-        return Found(list(host), list(events), turns.Figure(*true), layers)
+        unknown = float("nan")  # of few steps there is no interval
+        figure = turns.Figure(*(each if each is not None else unknown for each in true))
+        return Found(list(host), list(events), figure, layers)
 
 
 def _layers(trace: xsp.Trace, events: Sequence[float]) -> list[tuple[str, float, float]]:

@@ -9,6 +9,7 @@ and folders are taken out of all text; nothing else is changed.
 
 from __future__ import annotations
 
+import faulthandler
 import getpass
 import gzip
 import json
@@ -109,6 +110,7 @@ def _user() -> str:
 
 def main(out: Path) -> int:
     """Record everything that can be had; return 1 if something could not."""
+    faulthandler.dump_traceback_later(45, repeat=True)  # where it hangs, if it does
     failures: dict[str, str] = {}
     models.before_the_first_use_of_libraries("auto")
 

@@ -6,11 +6,13 @@
 # WHEELS: a folder of wheels that the machine may lack (see README.md beside this file); it may be empty.
 # OUT:    gets summary.txt, logs/, results/ (tables of the benchmarks) and fixtures/.
 # SECONDS: for all together, 530 unless told otherwise. A part that does not fit is cut off, and the summary says so.
+# PARTS, in the environment, names the parts to run, with spaces between them ("doctor pytest"); all unless told otherwise.
+# BENCH, likewise, holds further options of the benchmarks ("--quick").
 #
 # No network is used, and nothing is installed: what is missing is unpacked into a folder that is removed again.
 set -uo pipefail
 
-[ $# -ge 2 ] || { sed -n '2,12p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,15p' "$0"; exit 2; }
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 wheels=$(cd "$1" && pwd) || exit 2
 mkdir -p "$2/logs" "$2/results" "$2/fixtures" || exit 2
@@ -26,12 +28,14 @@ export PYTHONPATH="$site:$repository:$repository/collectors${PYTHONPATH:+:$PYTHO
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false TORCHINDUCTOR_CACHE_DIR="$site/inductor" TRITON_CACHE_DIR="$site/triton"
 
 : >"$out/summary.txt"
+: >"$out/summary.begun"
 failed=0
 
 # part NAME SECONDS COMMAND…: run it in its own and in the whole time, and note how it ended
 part() {
     local name=$1 limit=$2 left begin code
     shift 2
+    [[ -n "${PARTS:-}" && " $PARTS " != *" $name "* ]] && return
     left=$((end - SECONDS))
     if [ "$left" -lt 5 ]; then
         echo "$name: not run, out of time" | tee -a "$out/summary.txt"
@@ -40,7 +44,7 @@ part() {
     fi
     [ "$left" -lt "$limit" ] && limit=$left
     begin=$SECONDS
-    timeout --kill-after=10 "$limit" "$@" >"$out/logs/$name.txt" 2>&1
+    timeout --signal=INT --kill-after=10 "$limit" "$@" >"$out/logs/$name.txt" 2>&1
     code=$?
     case $code in
     0) echo "$name: well, $((SECONDS - begin)) s" ;;
@@ -53,14 +57,14 @@ part() {
 bench() {
     local name=$1 limit=$2
     shift 2
-    part "$name" "$limit" "$python" "benchmarks/$name.py" --save --patience 1 "$@"
-    [ -f "benchmarks/results/$name.json" ] && cp "benchmarks/results/$name.json" "$out/results/"
+    part "$name" "$limit" "$python" "benchmarks/$name.py" --save --patience 1 "$@" ${BENCH:-}
+    [ -n "$(find benchmarks/results -name "$name.json" -newer "$out/summary.begun")" ] && cp "benchmarks/results/$name.json" "$out/results/"
 }
 
 part machine 60 "$python" -c 'import torch; assert torch.cuda.is_available(), "no CUDA device"; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(0))'
 part doctor 60 "$python" -m xsp.cli doctor
 part fixtures 130 "$python" tests/gpu/record.py "$out/fixtures"
-part pytest 120 "$python" -m pytest -m gpu -p no:cacheprovider -rs $(grep -rl --include='test_*.py' 'mark\.gpu' tests)
+part pytest 200 "$python" -m pytest -m gpu -p no:cacheprovider -rs -v --durations=12 -o faulthandler_timeout=60 $(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 bench gpu_drops 45
 bench gpu_kineto 60 --rounds 3
 bench gpu_attribution 75 --rounds 3
@@ -69,7 +73,7 @@ bench gpu_true_time 75 --seconds 2
 bench gpu_tiles 60
 bench gpu_share 90 --rounds 3
 bench cupti_decode 30
-part counters 60 "$python" -m xsp.cli run --counters --out "$out/fixtures/runs/counters" --overwrite tests/gpu/small.py
+part counters 90 "$python" -m xsp.cli run --counters --out "$out/fixtures/runs/counters" --overwrite tests/gpu/small.py 40
 
 echo
 cat "$out/logs/machine.txt" "$out/summary.txt"

@@ -1,10 +1,12 @@
 """Small steps for a GPU: a convolutional net, a transformer, a replayed graph, compiled code.
 
-Run as a script, it marks the kernels of one training step of the convolutional net for Nsight Compute.
+python small.py            marks the kernels of one training step of the convolutional net for Nsight Compute
+python small.py STEPS      runs that many training steps of it
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -77,9 +79,11 @@ STEPS: dict[str, Callable[[], Step]] = {
 
 if __name__ == "__main__":
     one = conv()
-    one()
+    for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
+        one()
     torch.cuda.synchronize()
-    torch.cuda.profiler.start()
-    one()
-    torch.cuda.synchronize()
-    torch.cuda.profiler.stop()
+    if len(sys.argv) == 1:
+        torch.cuda.profiler.start()
+        one()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()

@@ -34,7 +34,7 @@ from pathlib import Path
 from xsp import share
 from xsp.share import driver
 torch.cuda.init()
-torch.zeros(1, device="cuda:0")
+torch.mm(*torch.zeros(2, 8, 8, device="cuda:0"))  # cuBLAS's workspace is 32 MiB on a device of compute 9.0
 with share.empty():
     module = torch.nn.Sequential(torch.nn.Linear({WIDE}, {WIDE}), torch.nn.GELU(), torch.nn.Linear({WIDE}, {WIDE}))
 before = torch.cuda.memory_allocated()
