@@ -31,6 +31,7 @@ def fabricate(cupti: Any, kernels: int) -> list[Any]:
     made = []
     for number in range(kernels):
         kernel, call = kind(), cupti.ActivityAPI()
+        kernel.name = "relu"  # records that are not from CUPTI hold arbitrary bytes
         kernel.kind, call.kind = int(Activity.CONCURRENT_KERNEL), int(Activity.RUNTIME)
         kernel.start, kernel.end = 1_000 * number + 1, 1_000 * number + 900
         call.start, call.end = 1_000 * number, 1_000 * number + 500

@@ -26,7 +26,7 @@ from xsp.correlate.evidence import correlate
 from xsp.schema import Level, Span
 from xsp.testing import spans, tree
 from xsp_collectors.cuda import calls
-from xsp_collectors.cuda.activities import Activity, ApiCall
+from xsp_collectors.cuda.activities import Activity, ApiCall, Records
 from xsp_collectors.cuda.cupti import CuptiActivities
 from xsp_collectors.cuda.threads import ThreadNumbers
 
@@ -208,3 +208,43 @@ def test_threads_are_the_operating_systems_also_where_records_name_them_as_posix
     numbers = ThreadNumbers()
     numbers.are_native = False
     assert (numbers(posix), numbers(2**22 + 7), numbers.unknown) == (here, None, 1)
+
+
+# --- records in arrays of NumPy, as cupti-python 13.0 has them ------------------------------------------------
+
+
+class InArray:
+    """A record whose fields lie in an array; reading one as an attribute is what the collector must not do."""
+
+    def __init__(self, dtype: list[Any] | dict[str, Any], **fields: Any) -> None:
+        numpy = pytest.importorskip("numpy")
+        self._data = numpy.recarray(1, dtype=numpy.dtype(dtype, align=True))
+        numpy.ndarray.fill(self._data, 0)
+        for name, value in fields.items():
+            numpy.ndarray.__getitem__(self._data, name)[0] = value
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{name} was read as an attribute")
+
+
+def test_records_in_arrays_are_unpacked_with_their_texts_and_what_they_do_not_have_is_none():
+    import ctypes
+
+    kept = ctypes.create_string_buffer(b"relu")
+    times = [("kind", "<i4"), ("small", "u1"), ("start", "<u8"), ("end", "<u8")]
+    where = [("device_id", "<u4"), ("stream_id", "<u4"), ("context_id", "<u4"), ("correlation_id", "<u4")]
+    sizes = [(f"{what}_{axis}", "<i4") for what in ("grid", "block") for axis in "xyz"]
+    ran = {"kind": int(Activity.CONCURRENT_KERNEL), "start": 5, "end": 9, "stream_id": 7, "correlation_id": 3}
+    kernel_in = InArray([*times, *where, *sizes, ("name", "<i8")], **ran, grid_x=4, name=ctypes.addressof(kept))
+    thread = [("process_id", "<u4"), ("thread_id", "<u4")]
+    objects = {"names": ["pt", "dcs"], "formats": [thread, [("device_id", "<u4")]], "offsets": [0, 0], "itemsize": 12}
+    mark = [("kind", "<i4"), ("flags_", "<i4"), ("timestamp", "<u8"), ("id", "<u4"), ("object_kind", "<i4")]
+    marker = InArray([*mark, ("object_id", objects), ("name", "<i8"), ("domain", "<i8")], kind=12, id=1, flags_=4)
+    marker._data["object_id"]["pt"]["thread_id"][0] = 77
+    records = Records()
+    records.complete([kernel_in, marker, InArray([("kind", "<i4")], kind=48)])
+    (first, row), (second, other) = records.take()
+    assert (first, second, records.unread, records.other) == (Activity.CONCURRENT_KERNEL, Activity.MARKER, 0, 1)
+    assert (row.start, row.end, row.stream_id, row.correlation_id, row.grid_x, row.name) == (5, 9, 7, 3, 4, "relu")
+    assert (row.registers_per_thread, row.graph_node_id) == (None, None)
+    assert (other.id, other.flags_, other.object_id_pt_thread_id, other.name) == (1, 4, 77, None)

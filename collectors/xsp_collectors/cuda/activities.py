@@ -3,12 +3,17 @@
 A record lives only as long as its buffer, and its class differs by version of cupti-python. So the callback copies
 values by the names of the fields, which are the same in all versions, and keeps no record. A field that a version does
 not have is None.
+
+cupti-python 13.0 reads each field through a record array of NumPy, in 4 µs, or 70 µs for a kernel; and it ends the
+process if a name is a null pointer. So its records are unpacked from their bytes, at the offsets of their NumPy type.
 """
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import operator
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -152,7 +157,8 @@ _SHAPES: dict[int, Any] = {
 
 _KINDS = {int(kind): kind for kind in Activity}
 
-Reader = Callable[[Any], tuple[Any, ...]]
+Reader = Callable[[Any, dict[int, str | None]], tuple[Any, ...]]
+"""Copies the values of a record; keeps the texts of a buffer by their addresses."""
 
 
 class Records:
@@ -174,14 +180,15 @@ class Records:
     def complete(self, records: Sequence[Any]) -> None:
         """Copy the records of a buffer. Called by CUPTI, on a thread of its own."""
         batch: list[tuple[int, tuple[Any, ...]]] = []
+        texts: dict[int, str | None] = {}
         readers, keep = self._readers, batch.append
         for record in records:
             try:
-                kind = int(record.kind)
+                kind = _KIND.unpack_from(record._data)[0] if hasattr(record, "_data") else int(record.kind)
                 which = type(record), kind
                 read = readers[which] if which in readers else self._learn(record, kind)
                 if read is not None:
-                    keep((kind, read(record)))
+                    keep((kind, read(record, texts)))
                 else:
                     self.other += 1
             except Exception:
@@ -207,10 +214,61 @@ def _reader(record: Any, kind: int) -> Reader | None:
     if shape is None:
         return None
     paths = [name.replace("object_id_pt_", "object_id.pt.") for name in shape._fields]
+    if hasattr(record, "_data"):
+        return _unpacked(record._data.dtype, paths)
     if all(_has(record, path) for path in paths):
-        return operator.attrgetter(*paths)
+        read_all = operator.attrgetter(*paths)
+        return lambda each, texts: read_all(each)
     readers = [operator.attrgetter(path) if _has(record, path) else _absent for path in paths]
-    return lambda each: tuple(read(each) for read in readers)
+    return lambda each, texts: tuple(read(each) for read in readers)
+
+
+_KIND = struct.Struct("<i")
+"""The first field of all records."""
+
+_CODES = {"i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
+_TEXTS = ("name", "domain")
+
+
+def _unpacked(dtype: Any, paths: Sequence[str]) -> Reader:
+    """Return a function that unpacks fields from the bytes of records of a NumPy type."""
+    found = {path: place for path in paths if (place := _place(dtype, path)) is not None}
+    layout, at = "<", 0
+    for offset, code in sorted(found.values()):
+        layout, at = f"{layout}{offset - at}x{code}", offset + struct.calcsize(code)
+    order = {place: number for number, place in enumerate(sorted(found.values()))}
+    picked = [(order[found[path]] if path in found else None, path in _TEXTS) for path in paths]
+    unpack = struct.Struct(layout).unpack_from
+    if all(number is not None and not text for number, text in picked):
+        pick = operator.itemgetter(*(number for number, _ in picked if number is not None))
+        return lambda record, texts: pick(unpack(record._data))  # type: ignore[no-any-return]
+
+    def read(record: Any, texts: dict[int, str | None]) -> tuple[Any, ...]:
+        values = unpack(record._data)
+        return tuple(
+            None if number is None else _text(values[number], texts) if text else values[number]
+            for number, text in picked
+        )
+
+    return read
+
+
+def _place(dtype: Any, path: str) -> tuple[int, str] | None:
+    """Return the offset of a field, which may lie in another one, and its code for `struct`; None if there is none."""
+    offset = 0
+    for name in path.split("."):
+        if name not in (dtype.names or ()):
+            return None
+        dtype, within = dtype.fields[name][:2]
+        offset += within
+    return offset, _CODES[dtype.str[1:]]
+
+
+def _text(address: int, texts: dict[int, str | None]) -> str | None:
+    """Return the text at an address; None for a null pointer."""
+    if address not in texts:
+        texts[address] = ctypes.string_at(address).decode("utf-8", "replace") if address else None
+    return texts[address]
 
 
 def _has(record: Any, path: str) -> bool:
