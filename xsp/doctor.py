@@ -142,8 +142,9 @@ def measure(runs: Sequence[str]) -> Iterator[str]:
     for each in ceilings.measure(processor):
         measured[each.name] = each
         peaks = ", ".join(f"{kind} {peak / 1e12:.3g}" for kind, peak in each.vector.items())
-        caches = ", ".join(f"{size >> 10:,} KiB {rate / 1e9:.3g}" for size, rate in each.levels)
-        within = f"; GB/s within {caches}" if caches else ""
+        sizes = {rate: size for size, rate in each.levels}  # the largest size of each rate
+        caches = ", ".join(f"{rate / 1e9:,.0f} GB/s within {size >> 10:,} KiB" for rate, size in sizes.items())
+        within = f"; {caches}" if caches else ""
         yield f"{each.name}: {peaks} TFLOP/s, {each.bytes_per_s / 1e9:.4g} GB/s{within}"
     place_kept = ceilings.keep(measured)
     if place_kept is not None and not contents:

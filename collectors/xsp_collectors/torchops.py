@@ -27,6 +27,7 @@ from xsp.cost.flops import flops
 from xsp.cost.traffic import traffic
 from xsp.schema import Kind, Level, Span
 from xsp_collectors import collectives, compiledlayers, kinetolaunches, kinetouse, opinputs
+from xsp_collectors.cuda import devices
 from xsp_collectors.cuda.calls import kind_of
 from xsp_collectors.provenance import CompiledGraphs
 from xsp_collectors.torchlog import WarningsHeldBack
@@ -51,7 +52,7 @@ class TorchOps(DeviceCollector):
         self._counts = collectives.Counts()
         self._graphs = CompiledGraphs()
         self._notes: set[str] = set()
-        self._busy = 0
+        self._busy = self._failed = 0
         self._log = WarningsHeldBack()
         self._log_level: str | None = None
 
@@ -104,6 +105,12 @@ class TorchOps(DeviceCollector):
         if self._profile is not None:
             profile, self._profile = self._profile, None
             stopped = threading.get_native_id(), time.time_ns()
+            if self._on_device:
+                try:
+                    devices.wait()
+                except Exception:  # the program's own error, which it gets at its next call
+                    self._failed += 1
+                    profile.use_device = None  # else it waits again, and is left before it has stopped to record
             profile.__exit__(None, None, None)
             kinetouse.ours = False
             self._log.end()
@@ -134,6 +141,9 @@ class TorchOps(DeviceCollector):
         yield from (f"a compiled graph could not be read: {text}" for text in sorted(self._graphs.unread))
         self._notes.clear()
         self._graphs.unread.clear()
+        if self._failed:
+            yield f"{self._failed} steps after which the device had failed, and device work may be missing"
+            self._failed = 0
         if self._busy:
             yield (
                 f"in {self._busy} steps the program itself was using torch.profiler, of which there is one "

@@ -6,7 +6,7 @@ The fabricated events stand for what only a GPU can produce; they have the metho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,8 +14,10 @@ torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
 from xsp.correlate.evidence import correlate  # noqa: E402
+from xsp.schema import Level  # noqa: E402
 from xsp.testing import spans  # noqa: E402
-from xsp_collectors.torchops import _spans_of  # noqa: E402
+from xsp_collectors.cuda import devices  # noqa: E402
+from xsp_collectors.torchops import TorchOps, _spans_of  # noqa: E402
 
 HOST, DEVICE = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
 
@@ -33,6 +35,9 @@ class Fake:
     resource: int = 1
     bytes: int = 0
 
+    NAMES: ClassVar = {"activity_type": None}
+    """What a test takes away is what an older torch does not have."""
+
     def __getattr__(self, name: str) -> Any:
         values = {
             "name": self.label, "activity_type": self.what, "start_ns": self.start * 1000, "device_type": self.on,
@@ -41,7 +46,7 @@ class Fake:
             "scope": 0, "shapes": [], "dtypes": [], "nbytes": self.bytes, "is_hidden_event": False,
             "concrete_inputs": [],
         }  # fmt: skip
-        if name not in values:  # as of a torch that does not tell it
+        if name not in values or (name == "activity_type" and name not in self.NAMES):  # an older torch
             raise AttributeError(name)
         return lambda: values[name]
 
@@ -90,6 +95,23 @@ def test_memory_of_a_layer_is_the_devices_where_it_uses_one():
     assert {row.name: row.alloc_bytes for row in correlate([*step, *host])}["relu"] == 64
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["torch tells what an event is", "an older torch"])
+def test_an_annotation_on_the_device_is_no_kernel_and_the_profilers_own_work_no_operator(monkeypatch, told):
+    """As recorded on an H200: the annotation around an optimizer's kernels, the request of a buffer."""
+    extra = [
+        Fake("gpu_user_annotation", "Optimizer.step#SGD.step", 60, 80, on=DEVICE, resource=3),
+        Fake("overhead", "Activity Buffer Request", 21, 24),
+    ]
+    for event in (*EVENTS, *extra):
+        object.__setattr__(event, "is_user_annotation", lambda event=event: "annotation" in event.what)
+    if not told:
+        monkeypatch.delitem(Fake.NAMES, "activity_type")
+    seen = [(span.kind, span.name) for span in _spans_of([*EVENTS, *extra], "torchops")]
+    assert ("kernel", "Optimizer.step#SGD.step") not in seen
+    assert ("overhead", "activity buffer request") in seen
+    assert not [name for kind, name in seen if kind == "op" and name != "aten::relu"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_kernels_of_a_real_device_belong_to_their_layers(tmp_path):
@@ -118,3 +140,30 @@ def test_memory_of_a_layer_on_a_real_device_is_what_it_allocates_there(tmp_path)
     output_bytes = 512 * 1024 * 4
     [(taken,)] = trace.sql("SELECT alloc_bytes FROM merged WHERE kind = 'module' AND name = '0'").fetchall()
     assert output_bytes <= taken < 16 * output_bytes
+
+
+def test_a_device_that_failed_does_not_keep_torch_profiler_from_stopping(monkeypatch):
+    """torch.profiler waits for the device before it stops; after a failed kernel it would go on, and end in a crash."""
+
+    class Profile:
+        use_device: str | None = "cuda"
+        stopped = False
+        kineto_results = None
+
+        def __exit__(self, *error: object) -> None:
+            if self.use_device is not None:
+                raise RuntimeError("device-side assert")
+            self.stopped = True
+
+    def fail() -> None:
+        raise RuntimeError("device-side assert")
+
+    collector, profile = TorchOps(), Profile()
+    collector.start(Level.OP, describe=False)  # what stops the counters expects that they were started
+    collector.stop()
+    list(collector.spans())
+    collector._profile, collector._on_device = profile, True
+    monkeypatch.setattr(devices, "wait", fail)
+    collector.stop()
+    assert (profile.stopped, list(collector.spans())) == (True, [])
+    assert "1 steps after which the device had failed, and device work may be missing" in list(collector.notes())

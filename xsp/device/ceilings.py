@@ -7,6 +7,7 @@ outside runs, measurements of the current machine are stored in the user's cache
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -322,11 +323,13 @@ def measure(processor: str | None) -> Iterator[Ceiling]:
 
 
 def _measure(torch: Any, where: str, name: str, size: int, copied: int, finish: Callable[[], None]) -> Ceiling:
-    """Measure one device; products of half precision run on tensor cores if it has them."""
+    """Measure one device; products run on tensor cores if it has them for the type."""
     kinds = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
     if where != "cpu":
         kinds["fp16"] = torch.float16
     peaks = {kind: 2 * size**3 / _fastest(_product(torch, where, size, dtype), finish) for kind, dtype in kinds.items()}
+    if where != "cpu":
+        peaks |= {kind: 2 * size**3 / seconds for kind, seconds in _tensor_cores_only(torch, where, size, finish)}
     for kind in ("fp32", "bf16") if where == "cpu" else ():
         convolved = _fastest(_convolution(torch, kinds[kind], size // 4), finish)
         peaks[kind] = max(peaks[kind], _CONVOLVED * (size // 4) ** 2 / convolved)
@@ -384,9 +387,34 @@ def _copies(torch: Any, where: str, elements: int, finish: Callable[[], None]) -
 
 
 def _product(torch: Any, where: str, size: int, dtype: Any) -> Callable[[], object]:
-    left, right = (torch.ones(size, size, dtype=dtype, device=where) for _ in range(2))
+    left, right = _operands(torch, where, size, dtype)
     out = torch.empty_like(left)
     return lambda: torch.mm(left, right, out=out)
+
+
+def _operands(torch: Any, where: str, size: int, dtype: Any) -> tuple[Any, Any]:
+    """Return two matrices of random numbers: with constant ones a GPU needs less power, and is up to 13 % faster."""
+    source = torch.Generator(device=where).manual_seed(0)
+    values = (torch.empty(size, size, device=where).uniform_(-1, 1, generator=source) for _ in range(2))
+    left, right = (each.to(dtype) for each in values)
+    return left, right
+
+
+def _tensor_cores_only(torch: Any, where: str, size: int, finish: Callable[[], None]) -> Iterator[tuple[str, float]]:
+    """Yield the seconds of a product in the precisions that only tensor cores have, as far as the device has them."""
+    compute = torch.cuda.get_device_capability(where)
+    if torch.version.hip is None and compute >= (8, 0):
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            yield "tf32", _fastest(_product(torch, where, size, torch.float32), finish)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+    if torch.version.hip is None and compute >= (8, 9) and hasattr(torch, "float8_e4m3fn"):
+        left, right = _operands(torch, where, size, torch.float8_e4m3fn)
+        one, right = torch.ones((), device=where), right.t()  # the right one has to be in columns
+        with contextlib.suppress(RuntimeError):  # an unknown form of it in this torch: then it is not measured
+            yield "fp8", _fastest(lambda: torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16), finish)
 
 
 _SIDE = 28

@@ -406,7 +406,8 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
             SELECT rank, kind, sum(steps) AS steps, count(*) FILTER (rung <> {BARE}) AS recorded,
                    sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns,
                    sum(steps) FILTER (rung = {BARE}) AS bare,
-                   sum(steps * (dur_ns + coalesce(before_ns, 0))) FILTER (rung = {BARE}) AS bare_ns, count(before_ns) FILTER (rung <> {BARE}) AS drained,
+                   sum(steps * (dur_ns + coalesce(before_ns, 0))) FILTER (rung = {BARE}) AS bare_ns,
+                   count(before_ns) FILTER (rung <> {BARE}) AS drained,
                    coalesce(sum(before_ns) FILTER (rung <> {BARE}), 0) AS drained_ns
             FROM loop WHERE {of_size} GROUP BY rank, kind
         )
