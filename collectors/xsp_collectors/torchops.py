@@ -371,7 +371,8 @@ def _runtime(event: Any, threads: _Threads, collector: str) -> Span:
 
 def _overhead(event: Any, threads: _Threads, collector: str) -> Span:
     span = _runtime(event, threads, collector)
-    return span._replace(kind=Kind.OVERHEAD.value, name=span.name.lower(), correlation_id=None)
+    thread = span.thread or None  # 0: of no thread
+    return span._replace(kind=Kind.OVERHEAD.value, name=span.name.lower(), thread=thread, correlation_id=None)
 
 
 def _device(event: Any, threads: _Threads, collector: str) -> Span:

@@ -58,6 +58,8 @@ def test_steps_that_did_not_record_the_device_are_no_idle_time() -> None:
     work = "step s 0-900\nkernel a 100-200\nkernel b 300-400"
     trace = trace_of([*step(0, 70, work), *step(1, 20, "step s 0-900"), *step(2, 70, work)])
     assert ask("device-activity", trace, "window_ms, busy_ms, idle_ms") == [(0.6, 0.4, 0.2)]
+    beside = trace_of([*step(0, 70, work), *step(2, 70, work)])  # step 1 ran, and was not recorded at all
+    assert ask("device-activity", beside, "window_ms, busy_ms, idle_ms") == [(0.6, 0.4, 0.2)]
     assert ask("steps", trace, "step, host_ms, first_work_after_ms, window_ms, idle_ms") == [
         (0, 0.9, 0.1, 0.3, 0.1), (2, 0.9, 0.1, 0.3, 0.1),
     ]  # fmt: skip

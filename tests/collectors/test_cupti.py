@@ -6,13 +6,14 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakecupti import MARKER, FakeCupti
+from fakecupti import KERNEL, MARKER, OVERHEAD, RUNTIME, FakeCupti, record
 
 torch = pytest.importorskip("torch")
 
@@ -98,7 +99,13 @@ def test_it_is_switched_on_after_kineto_which_registers_its_own_buffers_and_off_
 
 
 @pytest.mark.parametrize(
-    ("holder", "said"), [("nsys", "CUPTI is held by nsys"), ("CUPTI", "another client, which gives no name")]
+    ("holder", "said"),
+    [
+        ("nsys", "CUPTI is held by nsys"),
+        ("CUPTI", "another client, which gives no name"),
+        ("CUPTI for <not provided>", "another client, which gives no name"),  # as libcupti 13.0 writes it
+        ("CUPTI for somebody", "CUPTI is held by CUPTI for somebody"),
+    ],
 )
 def test_cupti_that_is_taken_is_an_error_if_it_was_asked_for(device, tmp_path, monkeypatch, holder, said):
     device.holder = holder
@@ -127,6 +134,25 @@ def test_beside_a_kineto_that_keeps_its_subscription_records_are_taken_without_o
     assert run(tmp_path / "run", kernels="cupti")["kernels"]["source"] == "cupti"
     kernels = xsp.load(tmp_path / "run").sql("SELECT name FROM spans WHERE kind = 'kernel'").fetchall()
     assert set(kernels) == {("gemm(float*, float*, int)",)}
+
+
+def test_what_it_launches_before_a_step_and_waits_for_after_it_is_not_the_programs():
+    """A launch takes CUPTI's first buffer and costs milliseconds: the step begins after it."""
+    thread = threading.get_native_id()
+    collector = CuptiActivities()
+    collector._names = type(collector._names)(FakeCupti())
+    collector._threads.are_native = True
+    collector._begun_ns, collector._stopped_ns = 20_000, 90_000
+    collector._starting_thread = collector._stopping_thread = thread
+    made = []
+    for correlation, start in ((1, 10_000), (2, 30_000), (3, 95_000)):
+        times = {"start": start, "end": start + 2000, "correlation_id": correlation}
+        made += [record(RUNTIME, thread, cbid=211, **times), record(KERNEL, **{**times, "end": start + 5000})]
+    made += [record(OVERHEAD, thread, start=5000, end=15_000), record(OVERHEAD, thread, start=25_000, end=26_000)]
+    made.append(record(RUNTIME, thread + 1, start=12_000, end=13_000, cbid=211, correlation_id=4))
+    collector._records.complete(made)
+    seen = [(span.kind, span.start_ns) for span in collector.spans()]
+    assert sorted(seen) == [("kernel", 30_000), ("launch", 12_000), ("launch", 30_000), ("overhead", 25_000)]
 
 
 def test_a_clock_that_is_off_is_not_used(device):
