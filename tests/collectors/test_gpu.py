@@ -123,7 +123,7 @@ def test_kernels_of_a_real_device_belong_to_their_layers(tmp_path):
                 model(image)
     trace = xsp.load(tmp_path / "run")
     kernels = xsp.analyses.A8(trace).fetchall()
-    assert {row[4] for row in kernels} == {"device"}
+    assert {row[4] for row in kernels} <= {"cuDNN", "PyTorch", "device"}
     assert {row[2] for row in kernels} == {"0", "1"}
 
 

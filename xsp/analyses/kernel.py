@@ -144,9 +144,10 @@ def kernel_information(trace: Trace) -> Table:
     """Each kernel call: name, layer, latency, operations, memory traffic, occupancy, and the sources of these figures.
 
     Without a device, a kernel is a primitive, or the self time of an operator: without the operators and primitives
-    inside it. `library` is oneDNN for primitives, `device` for kernels of a GPU, and `unknown` for operators computed
-    by MKL or by PyTorch itself, which report no spans. The time of operators that only call others, or only make a view
-    of memory, is in one row per layer and phase, with library `framework`.
+    inside it. `library` of a GPU's kernel is that of the call that launched it, else the one that its name identifies,
+    else `device`; it is oneDNN for primitives, and `unknown` for operators computed by MKL or by PyTorch itself on a
+    processor, which report no spans. The time of operators that only call others, or only make a view of memory, is in
+    one row per layer and phase, with library `framework`.
 
     Figures from shapes belong to an operator: if it has several kernels, they are in the sums (A10 to A15) and null
     here. `memory_bound` is null without a ceiling of the device (see docs/understand/rooflines.md).

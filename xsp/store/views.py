@@ -44,24 +44,26 @@ def library_calls(trace: Trace, table: str = "merged") -> str:
 
     Libraries call each other: a convolution of cuDNN may be a product of cuBLAS. `op_id` is the span of the operator
     around the outermost of such calls; if there is none, of the outermost call. So the operator of device work is
-    `coalesce(op_id, parent_id)`, joined by rank, trace and parent.
+    `coalesce(op_id, parent_id)`, joined by rank, trace and parent. `called` is the call's library.
     """
     trace.once(
         name := f"library_calls_of_{table}",
         f"""
-        WITH RECURSIVE up(rank, trace_id, span_id, outermost, above_id, calls) AS (
-            SELECT rank, trace_id, span_id, span_id, parent_id, 0 FROM {table} WHERE kind = '{Kind.CALL}'
+        WITH RECURSIVE up(rank, trace_id, span_id, called, outermost, above_id, calls) AS (
+            SELECT rank, trace_id, span_id, json_extract_string(attributes, '$.library'), span_id, parent_id, 0
+            FROM {table} WHERE kind = '{Kind.CALL}'
                 AND level = {int(Level.LIBRARY)}
             UNION ALL
-            SELECT up.rank, up.trace_id, up.span_id, call.span_id, call.parent_id, calls + 1
+            SELECT up.rank, up.trace_id, up.span_id, up.called, call.span_id, call.parent_id, calls + 1
             FROM up JOIN {table} call ON call.rank = up.rank AND call.trace_id = up.trace_id
                  AND call.span_id = up.above_id AND call.kind = '{Kind.CALL}' AND call.level = {int(Level.LIBRARY)}
             WHERE calls < {DEEPEST}
         ), whole AS (
-            SELECT rank, trace_id, span_id, arg_max(outermost, calls) AS outermost, arg_max(above_id, calls) AS above_id
+            SELECT rank, trace_id, span_id, any_value(called) AS called,
+                   arg_max(outermost, calls) AS outermost, arg_max(above_id, calls) AS above_id
             FROM up GROUP BY ALL
         )
-        SELECT whole.rank, whole.trace_id, whole.span_id, coalesce(op.span_id, outermost) AS op_id
+        SELECT whole.rank, whole.trace_id, whole.span_id, called, coalesce(op.span_id, outermost) AS op_id
         FROM whole LEFT JOIN {table} op ON op.rank = whole.rank AND op.trace_id = whole.trace_id
              AND op.span_id = whole.above_id AND op.level = {int(Level.OP)} AND op.kind = '{Kind.OP}'
         """,
@@ -74,13 +76,15 @@ _ON_DEVICE = f"""
     calls AS (
         SELECT span_id, name, kind, type, merged.phase, start_ns, dur_ns, {NS} AS ns, 1 AS calls, true AS computes,
                true_lo_ns, true_hi_ns, layer_id, coalesce(within.op_id, parent_id) AS op_id, true AS carries,
-               class IS NULL OR class NOT IN {WITHOUT_PRODUCTS} AS multiplies, 'device' AS library,
+               class IS NULL OR class NOT IN {WITHOUT_PRODUCTS} AS multiplies,
+               coalesce(called, json_extract_string(attributes, '$.library'), 'device') AS library,
                flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write, flops_source,
                bytes_source, occupancy, occupancy_source, class = '{COMMUNICATION}' AS communication, tensor_cores,
                names.precision AS named_precision, dtype AS own_dtype, class AS worked
         FROM merged LEFT JOIN names USING (name)
-        LEFT JOIN (SELECT rank AS on_rank, trace_id AS trace, span_id AS call_id, op_id FROM library_calls_of_merged)
-            within ON on_rank = merged.rank AND trace = merged.trace_id AND call_id = merged.parent_id
+        LEFT JOIN (
+            SELECT rank AS on_rank, trace_id AS trace, span_id AS call_id, op_id, called FROM library_calls_of_merged
+        ) within ON on_rank = merged.rank AND trace = merged.trace_id AND call_id = merged.parent_id
         WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}'
     )
 """
