@@ -428,6 +428,19 @@ def test_steady_steps_that_are_as_slow_as_the_device_have_no_backlog_of_their_ow
     assert own.mean_ns == pytest.approx(34 * MS, rel=0.001)
 
 
+@pytest.mark.parametrize(("waited_ms", "ratio"), [(17.0, None), (0.05, 3.0)])
+def test_launches_of_a_step_that_waits_for_the_device_are_not_cold_steps(waited_ms: float, ratio: float | None) -> None:
+    text = "step s 0-2000\nlaunch cudaLaunchKernel 10-20 correlation_id=1\nkernel k 100-1900 correlation_id=1"
+    rows: list[dict[str, Any]] = []
+    for turn in range(12):
+        rows += bare(8, dur_ms=0.1, first=10 * turn)
+        rows.append({"step": 10 * turn + 8, "dur_ns": 0.3 * MS, "steady": False})
+        waited = {"step": 10 * turn + 9, "dur_ns": 2 * MS, "rung": 70, "steady": False, "before_ns": waited_ms * MS}
+        rows.append(waited)
+    found = coldness(with_loop(trace_of(spans(text, step=9, rung=70)), rows).con)
+    assert (found.ratio if found is not None else None) == (ratio if ratio is None else pytest.approx(ratio, rel=0.01))
+
+
 def test_the_interval_of_an_iteration_counts_a_row_as_often_as_it_has_steps() -> None:
     [own] = iterations(trace([*bare(60), *bare(20, dur_ms=3, first=2000, steps=500)]).con)
     assert own.mean_ns == pytest.approx(3 * MS, rel=0.01)

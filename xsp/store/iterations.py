@@ -289,9 +289,10 @@ def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
         con: as in `steady_steps`.
 
     Returns:
-        The ratio; None if there are too few such steps.
+        The ratio; None if there are too few such steps, or if recorded steps wait for a device longer than a step
+        takes: then the steps of the host are launches, and the device decides how long a step takes.
     """
-    ((count, cold_ns, steady_ns, weights),) = con.execute(
+    ((count, cold_ns, steady_ns, weights, waited_ns),) = con.execute(
         f"""
         WITH followed AS (
             SELECT *, lead(rung) OVER (PARTITION BY rank ORDER BY step) AS next_rung FROM loop
@@ -299,10 +300,15 @@ def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
             SELECT * FROM followed WHERE rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
         )
         SELECT count(*) FILTER (next_rung <> {BARE}), median(dur_ns) FILTER (next_rung <> {BARE}),
-               list(dur_ns ORDER BY step) FILTER (steady), list(steps ORDER BY step) FILTER (steady) FROM bare
+               list(dur_ns ORDER BY step) FILTER (steady), list(steps ORDER BY step) FILTER (steady),
+               (SELECT median(before_ns) FROM loop WHERE rung <> {BARE} AND {OF_ALIKE}
+                AND EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL))
+        FROM bare
         """
     ).fetchall()
     usual_ns = summary.percentile(steady_ns, 0.5, weights) if steady_ns else 0.0
+    if waited_ns is not None and waited_ns > usual_ns:
+        return None
     return Coldness(cold_ns / usual_ns, count) if count >= ENOUGH and usual_ns else None
 
 
