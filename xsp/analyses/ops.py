@@ -37,6 +37,10 @@ _LAUNCHED = f"""
 """
 
 
+_PRECISION = f"coalesce({of_most('precision', 'nullif(whole_flops, 0)')}, {of_most('precision', 'kernels.ns')})"
+"""That of the kernel with most operations: a longer one may only convert the layout."""
+
+
 def _spent_on(device: str, groups: str) -> str:
     """Return the SQL of each caller's device time; rates are of kernels alone, since a copy's speed is the link's.
 
@@ -49,7 +53,7 @@ def _spent_on(device: str, groups: str) -> str:
                count(kernels.span_id) AS kernel_count, count(*) - count(kernels.span_id) AS copy_count,
                sum(kernels.ns)::DOUBLE AS work_ns, {_known("whole_flops")} AS work_flops,
                {_known("whole_dram_read_bytes")} + {_known("whole_dram_write_bytes")} AS work_bytes,
-               {of_most("precision", "kernels.ns")} AS precision,
+               {_PRECISION} AS precision,
                {of_most("kernels.name", "kernels.ns")} AS longest_kernel
         FROM launched LEFT JOIN kernels ON kernels.span_id = launched.span_id GROUP BY {groups}
     """
