@@ -6,6 +6,7 @@ import textwrap
 
 from xsp.advise.advice import Advice, Interval, Place, Step
 from xsp.advise.advisor import Advised
+from xsp.device.kernelnames import is_cpp, readable
 from xsp.scrub import plain
 
 WIDTH = 79
@@ -100,7 +101,8 @@ def _piece(number: int, piece: Advice, whole: str) -> list[str]:
 
 
 def _place(place: Place) -> str:
-    named = [plain(each) for each in (place.module, place.op) if each]
+    op = place.op and (readable(place.op) if is_cpp(place.op) else place.op)  # a kernel that no operator launched
+    named = [plain(each) for each in (place.module, op) if each]
     text = ", ".join(named)
     if place.calls is not None and place.calls > 1:
         text += f", {place.calls:,} calls" if text else f"{place.calls:,} calls"

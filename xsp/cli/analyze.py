@@ -181,7 +181,8 @@ def _tables(found: Mapping[str, Answers], given: argparse.Namespace, several: bo
         for run, _, relation in answers:
             title = f"{ANALYSES[name].title} ({name})" + (f", {run}" if several else "")
             main = [*choosing.sorted_by(relation, name, given.sort), *text.MAIN.get(name, ())]
-            console.print(text.table(relation, title, limit=given.limit or ROWS, main=main))
+            kernels = text.KERNELS.get(name, ())
+            console.print(text.table(relation, title, limit=given.limit or ROWS, main=main, kernels=kernels))
     return printed.getvalue()
 
 

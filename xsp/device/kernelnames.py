@@ -1,4 +1,4 @@
-"""Information in the name of a kernel: its class, its use of tensor cores, its collective.
+"""Information in the name of a kernel: its class, its use of tensor cores, its collective, its readable form.
 
 This is the only module that interprets names of device kernels. A table holds patterns in the order in which they
 are tried, and the first match counts; the patterns follow the naming conventions of vendors and libraries, given
@@ -8,9 +8,18 @@ are SQL expressions made of them, which read a column `name`.
 
 A step launches hundreds of thousands of kernels under some hundred names, so queries should use the distinct
 names: see `NAMES`.
+
+`readable` shortens a name for people. Only what is drawn uses it: tables of data hold whole names.
 """
 
 from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple, Union
 
 from xsp.schema import Kind, Level
 
@@ -141,3 +150,253 @@ NAMES = f"""
 """
 """SQL for a WITH clause: each kernel name with its class, tensor cores ('yes', 'no' or null), precision, and
 collective."""
+
+# --- readable names ----------------------------------------------------------------------------------------------
+# A demangled name repeats the functor of a template in its parameters, and has namespaces and lambdas inside: hundreds
+# of characters that most kernels of PyTorch share.
+
+_MOST_LETTERS, _MOST_DEPTH = 20_000, 40
+"""Longer names, and templates nested deeper, are only cut: no compiler writes such names."""
+
+_TYPE = re.compile(r"[*&<]|::|\b(?:bool|char|short|int|long|unsigned|float|double|half|__half|Params)\b")
+_HEAD = re.compile(r"(?:\(anonymous namespace\)::)?[\w:$~]+(?=[<(])")
+_TOKEN = re.compile(r"operator ?(?:\(\)|\[\]|->|<<|>>|[<>]=?)|->|::|[<>(){}\[\],]|[^<>(){}\[\],:-]+|[:-]")
+_BRACKETS = {"<": ">", "(": ")", "{": "}", "[": "]"}
+_NUMBER = re.compile(r"#(\d+)|instance (\d+)")
+_LITERAL = re.compile(r"(-?\d+)[uUlL]*")
+_PLAIN = re.compile(
+    r"-?\d+|(?:(?:true|false|void|unsigned|signed|bool|char|short|int|long|float|double|const|__half|__nv_bfloat16|"
+    r"BFloat16|Half|half)\b ?)+[*&]*|complex<\w+>"
+)
+"""An argument that is a number or a type of elements."""
+
+_PLACES = re.compile(
+    r"[Aa]rray<char ?\*, \d+>|\w*OffsetCalculator<.*>|(?:Load|Store)With\w+(?:<.*>)?|TensorList\w*Metadata<.*>"
+)
+"""An argument of PyTorch's kernels that says where operands lie, not what is done with them."""
+
+_GENERIC = re.compile(r"\w*elementwise\w*_kernel\w*|(?:reduce|multi_tensor_apply)_kernel")
+"""Kernels of PyTorch that do what their functor says."""
+
+_AROUND = {"gpu_kernel_impl": 0, "gpu_kernel_impl_nocast": 0, "ReduceOp": 1, "func_wrapper_t": 1}
+"""Templates of PyTorch around a functor, with the place of the functor in their arguments."""
+
+_OF_CUTLASS, _ENABLE = re.compile(r"Kernel2?|device_kernel"), re.compile(r"enable_\w+")
+"""Templates of CUTLASS around the kernel that tells what they do."""
+
+_TRITON = re.compile(r"triton_\w+(_\d+)")
+_LEAST_CUT = 8
+"""Fewer letters do not hold a beginning and a difference."""
+
+_WORD = re.compile(r".*[_<, (]", re.DOTALL)
+
+
+class _Group(NamedTuple):
+    """What stands between two brackets."""
+
+    opened: str
+    inside: list[_Item]
+
+
+_Item = Union[str, _Group]  # noqa: UP007 - evaluated at run time, where Python 3.10 knows no forward reference with |
+
+
+class _Name(NamedTuple):
+    """A name of C++: its namespaces, its last word, the arguments of its template, and what follows them."""
+
+    spaces: list[list[_Item]]
+    word: str
+    arguments: list[list[_Item]]
+    suffix: str
+
+
+def is_cpp(name: str) -> bool:
+    """Return whether a name looks like one of a C++ compiler; `call(x)` and `Memcpy DtoD (Device -> Device)` do not."""
+    if name.startswith("void "):
+        return True
+    if (head := _HEAD.match(name)) is None:
+        return False
+    template = name[head.end()] == "<"
+    return name.endswith((">", ")")) if template else name.endswith(")") and _TYPE.search(name, head.end()) is not None
+
+
+@lru_cache(maxsize=4096)
+def readable(name: str, letters: int = _MOST_LETTERS) -> str:
+    """Return a kernel's name as people write it, in at most `letters` characters.
+
+    Of a name of C++, the result type, the parameters, namespaces, and arguments that say where operands lie are left
+    out. A lambda becomes the function that it is in, with the types of its parameters. If that is too long, the functor
+    of a generic kernel of PyTorch loses its types, then stands alone behind an ellipsis. What is still too long is cut
+    at its end; a name of Triton keeps its number, which tells fusions of the same operators apart. Other names are only
+    cut, and so are those whose brackets do not match. Different names can have the same result.
+
+    >>> add = "at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>"
+    >>> add = f"void at::native::vectorized_elementwise_kernel<4, {add} >(int, {add})"
+    >>> readable(add)
+    'vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>'
+    >>> readable(add, 30)
+    '…CUDAFunctor_add<float>'
+    >>> readable("triton_per_fused_native_layer_norm_backward_0", 24)
+    'triton_per_fused_nati…_0'
+    """
+    forms = _all_forms(name)
+    for text in forms:
+        if len(text) <= letters:
+            return text
+    triton = _TRITON.fullmatch(name)
+    end = triton[1] if triton and 2 * len(triton[1]) < letters else ""
+    return f"{forms[-1][: max(0, letters - 1 - len(end))]}…{end}"[: max(0, letters)]
+
+
+def readable_each(names: Sequence[str], letters: int) -> list[str]:
+    """Return `readable` of each name; where different names become the same, the first place where they differ.
+
+    Such a name is its beginning, an ellipsis, and the word that differs with what follows. Names stay the same if that
+    does not tell them apart either.
+
+    >>> gemm = "sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x{}x32_warpgroupsize1x1x1"
+    >>> readable_each([gemm.format(128), gemm.format(64)], 30)
+    ['sm90_xmma_gemm…tilesize128x12…', 'sm90_xmma_gemm…tilesize128x64…']
+    """
+    same: dict[str, list[str]] = defaultdict(list)
+    for name in dict.fromkeys(names):
+        same[readable(name, letters)].append(name)
+    made: dict[str, str] = {}
+    for text, those in same.items():
+        found = _told_apart(those, letters) if len(those) > 1 and letters >= _LEAST_CUT else [text]
+        made.update(zip(those, found if len(set(found)) > 1 else [text] * len(those), strict=True))
+    return [made[name] for name in names]
+
+
+def _told_apart(names: Sequence[str], letters: int) -> list[str]:
+    """Return the beginnings of names with the first place where their shortest different forms differ."""
+    levels = list(zip(*map(_all_forms, names), strict=False))
+    for level in levels:
+        if len(set(level)) == len(names) and max(map(len, level)) <= letters:
+            return list(level)
+    texts = next((level for level in reversed(levels) if len(set(level)) == len(names)), levels[0])
+    ends = zip(min(texts), max(texts), strict=False)  # all texts between these two share their beginning
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+    if shared < letters // 2:  # they begin with kernels that do not fit, and have the same functor
+        return [readable(names[0], letters)] * len(names)
+    before = _WORD.match(texts[0], 0, shared)
+    word = max(before.end() if before else 0, shared - 2 * letters // 5)
+    room = letters // 2
+    cut = [text[word:] if len(text) - word <= room else f"{text[word : word + room - 1]}…" for text in texts]
+    return [f"{text[: letters - 1 - len(end)]}…{end}" for text, end in zip(texts, cut, strict=True)]
+
+
+def _all_forms(name: str) -> list[str]:
+    return [each for each in _forms(name) if each] or [name]
+
+
+def _forms(name: str) -> Iterator[str]:
+    """Yield forms of a name of C++, from the longest to the shortest; none if it cannot be read."""
+    tree = _parsed(name.removeprefix("void ")) if is_cpp(name) else None
+    if tree is None:
+        return
+    spaces, word, arguments, suffix = _named(tree)
+    if arguments and spaces and _text(spaces[0]) == "cutlass" and _OF_CUTLASS.fullmatch(word):
+        yield _shown(arguments[0])
+        return
+    if spaces and any(isinstance(each, _Group) and each.opened == "<" for each in spaces[-1]):
+        word = f"{_shown(spaces[-1])}::{word}"  # a function of a class tells less than the class
+    yield _joined(word, map(_shown, arguments)) + suffix
+    arguments = [each for each in arguments if not _PLACES.fullmatch(_shown(each))]
+    functors = [each for each in arguments if not _PLAIN.fullmatch(_shown(each))]
+    if functors and _GENERIC.fullmatch(word):
+        yield _joined(word, (_shown(each, brief=True) for each in arguments))
+        yield "…" + ", ".join(map(_shown, functors))
+        yield "…" + ", ".join(_shown(each, brief=True) for each in functors)
+
+
+def _parsed(name: str) -> list[_Item] | None:
+    """Return the words of a name and its groups in brackets; None if brackets do not match or are too many."""
+    if len(name) > _MOST_LETTERS:
+        return None
+    levels: list[_Group] = [_Group("", [])]
+    for token in _TOKEN.findall(name):
+        if token in _BRACKETS:
+            levels.append(_Group(token, []))
+            levels[-2].inside.append(levels[-1])
+            if len(levels) > _MOST_DEPTH:
+                return None
+        elif token in _BRACKETS.values():
+            if _BRACKETS.get(levels.pop().opened) != token:
+                return None
+        else:
+            levels[-1].inside.append(token)
+    return levels[0].inside if len(levels) == 1 else None
+
+
+def _parts(tree: Sequence[_Item], between: str) -> list[list[_Item]]:
+    """Return what stands between separators that are in no brackets."""
+    parts: list[list[_Item]] = [[]]
+    for each in tree:
+        if each == between:
+            parts.append([])
+        elif parts[-1] or not isinstance(each, str) or each.strip():  # a space after a comma is no part of a name
+            parts[-1].append(each)
+    return parts
+
+
+def _text(tree: Sequence[_Item]) -> str:
+    shown = (
+        each if isinstance(each, str) else f"{each.opened}{_text(each.inside)}{_BRACKETS[each.opened]}" for each in tree
+    )
+    return "".join(shown).strip()
+
+
+def _named(tree: Sequence[_Item]) -> _Name:
+    """Return the parts of a name; of a lambda, those of the function that it is in, with its types and number."""
+    path = _parts(tree, "::")
+    of_lambda, place = "", len(path) - 1
+    while place > 0 and (not path[place] or _is_inside(path[place])):
+        of_lambda = of_lambda or _lambda(path[place])
+        place -= 1
+    last = path[place]
+    if len(last) > 1 and isinstance(last[0], _Group) and last[0].opened == "(":  # a number with its type: (bool)1
+        last = last[1:]
+    word, rest = _text(last[:1]), last[1:]
+    arguments: list[list[_Item]] = []
+    if rest and isinstance(rest[0], _Group) and rest[0].opened == "<":
+        arguments, rest = _parts(rest[0].inside, ","), rest[1:]
+    suffix = _text(rest) if rest and isinstance(rest[0], str) else ""  # a group here are the parameters
+    if arguments and of_lambda.startswith("("):
+        of_lambda = of_lambda[of_lambda.rindex(")") + 1 :]  # a template's arguments usually are these types
+    return _Name(path[:place], word, arguments, suffix.replace("const", " const") + of_lambda)
+
+
+def _is_inside(part: Sequence[_Item]) -> bool:
+    """Return whether a part of a name is a lambda, or an operator of a class or of a lambda."""
+    first = part[0]
+    return first.opened in "{[" if isinstance(first, _Group) else first.startswith(("operator", "'lambda"))
+
+
+def _lambda(part: Sequence[_Item]) -> str:
+    """Return the types of a lambda's parameters in brackets, and its number if it is not the first one."""
+    words = part[0].inside if part and isinstance(part[0], _Group) else part
+    if not words or isinstance(words[0], _Group) or "lambda" not in words[0]:
+        return ""
+    types = next((each.inside for each in words if isinstance(each, _Group) and each.opened == "("), [])
+    number = _NUMBER.search(_text(part))
+    later = f"#{found}" if number and (found := number[1] or number[2]) != "1" else ""
+    return f"({', '.join(map(_shown, _parts(types, ',')))}){later}" if types else later
+
+
+def _shown(tree: Sequence[_Item], brief: bool = False) -> str:
+    """Return a type, a number or a functor without namespaces; in brief, only with the functors of its arguments."""
+    _, word, arguments, suffix = _named(tree)
+    if (place := _AROUND.get(word, 0 if _ENABLE.fullmatch(word) else None)) is not None and place < len(arguments):
+        return _shown(arguments[place], brief)
+    if number := _LITERAL.fullmatch(word + suffix):
+        return number[1]
+    inner = [_shown(each, brief) for each in arguments]
+    if not brief:
+        return _joined(word, inner) + suffix
+    return _joined(word, [each for each in inner if not _PLAIN.fullmatch(each)]) + re.sub(r"^\(.*\)", "", suffix)
+
+
+def _joined(word: str, arguments: Iterable[str]) -> str:
+    shown = [each for each in arguments if not _PLACES.fullmatch(each)]
+    return f"{word}<{', '.join(shown)}>" if shown else word

@@ -13,12 +13,19 @@ from typing import Any
 from xsp.analyses import ANALYSES, memory
 from xsp.analyses.answers import Answer, Answers
 from xsp.device import ceilings
+from xsp.device.kernelnames import is_cpp, readable_each
 from xsp.errors import AnalysisError
 from xsp.schema import Level
 from xsp.store.trace import Trace
 
 MOST_POINTS = 20_000
 """Maximum number of rows of a chart."""
+
+OF_KERNELS = ("A10",)
+"""Analyses whose bars have names of kernels."""
+
+LETTERS = 30
+"""Maximum length of a label, as in `charts.js`."""
 
 Row = dict[str, Any]
 
@@ -237,6 +244,10 @@ def _columns(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
     data = {role: [row[column] for row in rows] for role, column in chart.columns.items()}
     if chart.names:
         data["name"] = [_name(chart.names, row) for row in rows]
+    if chart.analysis in OF_KERNELS:
+        names = [str(each) for each in data["name"]]
+        labels = zip(names, readable_each(names, LETTERS), strict=True)
+        data["label"] = [label if is_cpp(name) else None for name, label in labels]
     parts = [{"name": name, "values": [row[column] for row in rows]} for column, name in chart.series.items()]
     return {"data": data, "series": parts}
 

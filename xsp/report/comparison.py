@@ -125,6 +125,7 @@ def _table(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]],
         values = [row[place] for row in rows]
         column = FittingColumn(name, [cell(value) for value in values], any(isinstance(v, float) for v in values))
         column.main = name in _MAIN
+        column.kernels = name == "name" and title == TITLES["kernel"]
         columns.append(column)
     return FittingTable(title, columns, [f"{left:,} more row{'s' * (left > 1)}"] if left else [])
 

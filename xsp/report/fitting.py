@@ -1,7 +1,8 @@
 """A table that fits a given width: names are shortened in the middle, numbers never.
 
 In names of modules, parts that all names share at the same place are removed first, so that different names stay
-different. If that is not enough, columns are left out, the last ones first, and the table lists them.
+different. Names of kernels are drawn as `xsp.device.kernelnames.readable` writes them. If that is not enough, columns
+are left out, the last ones first, and the table lists them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from xsp.device import kernelnames
 from xsp.scrub import plain
 
 LEAST_NAME, LEAST_MAIN_NAME = 14, 24
@@ -53,6 +55,20 @@ def told_apart(names: Sequence[str], width: int) -> list[str]:
             follow[path[:place]].add(part)
     lead = _shared_lead([name for name in names if not _PATH.fullmatch(name)])
     return [_path_in(name, width, follow) if _PATH.fullmatch(name) else _words_in(name, width, lead) for name in names]
+
+
+def kernel_names(names: Sequence[str], width: int | None = None) -> list[str]:
+    """Return names in at most `width` columns of a terminal: those of kernels readable, others as `told_apart` does.
+
+    Without a device, the names in a column of kernels are those of operators and primitives.
+    """
+    letters = max(map(len, names), default=0) if width is None else width
+    are = [kernelnames.is_cpp(name) or re.fullmatch(r"\w+", name) is not None for name in names]
+    kernels = iter(
+        kernelnames.readable_each([name for name, is_one in zip(names, are, strict=True) if is_one], letters)
+    )
+    others = iter(told_apart([name for name, is_one in zip(names, are, strict=True) if not is_one], letters))
+    return [shortened(next(kernels if is_one else others), letters) for is_one in are]
 
 
 def _shared_lead(names: Sequence[str]) -> str:
@@ -107,10 +123,14 @@ class FittingColumn:
     prose: bool = False
     """Whether its cells are sentences, which may take several lines."""
 
+    kernels: bool = False
+    """Whether its cells can be names of kernels, which are drawn in their readable form."""
+
     wanted: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.wanted = max([self._word, *map(cell_len, self.cells)])
+        shown = kernel_names(self.cells) if self.kernels else self.cells
+        self.wanted = max([self._word, *map(cell_len, shown)])
 
     @property
     def _word(self) -> int:
@@ -153,7 +173,9 @@ class FittingTable:
 def _cut(column: FittingColumn, width: int | None) -> list[Text]:
     if column.prose:
         return [Text(cell) for cell in column.cells]
-    return [Text(cell, no_wrap=True) for cell in told_apart(column.cells, width or column.wanted)]
+    room = width or column.wanted
+    shown = kernel_names(column.cells, room) if column.kernels else told_apart(column.cells, room)
+    return [Text(cell, no_wrap=True) for cell in shown]
 
 
 def fitting(columns: Sequence[FittingColumn], room: int) -> list[FittingColumn]:

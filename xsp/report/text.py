@@ -44,6 +44,13 @@ MAIN = {
 }
 """Columns that a narrow terminal shows too: without those of the loop, a step seems to be the whole program."""
 
+KERNELS = {
+    **dict.fromkeys(("A8", "A9", "A10", "counters", "critical-path", "critical-path-summary"), ("name",)),
+    "ops": ("longest_kernel",),
+    "idle-gaps": ("next_work",),
+}
+"""Columns that hold names of kernels, by analysis."""
+
 _LAYERS = ("name", "type", "calls", "shape", "host_self_ms", "percent_of_host_time", "alloc_mib")
 _LEDGER = ("deepest", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
 _COLOURS = {Severity.WARNING: "yellow", Severity.NOTE: "dim", Severity.GOOD: "green"}
@@ -55,6 +62,7 @@ def table(
     limit: int | None = None,
     columns: Sequence[str] | None = None,
     main: Sequence[str] = (),
+    kernels: Sequence[str] = (),
 ) -> RenderableType:
     """Return a relation as a table that fits the width in which it is printed; a number is never cut.
 
@@ -64,6 +72,7 @@ def table(
         limit: rows to show; a line below them has the number of the others.
         columns: columns to show; by default all that hold a value.
         main: columns that a narrow terminal shows too.
+        kernels: columns with names of kernels, which are shown in their readable form.
     """
     names, rows = relation.columns, rows_of(relation)
     shown = rows if limit is None else rows[:limit]
@@ -72,7 +81,7 @@ def table(
         for place, name in enumerate(names)
         if (name in columns if columns is not None else any(row[place] is not None for row in rows) or not rows)
     ]
-    made = [_column(names[place], [row[place] for row in rows], len(shown)) for place in chosen]
+    made = [_column(names[place], [row[place] for row in rows], len(shown), kernels) for place in chosen]
     for kind in (str, float):  # a narrow terminal too shows a name and a figure
         about = (column for column, place in zip(made, chosen, strict=True) if _holds(rows, place, kind))
         for column in itertools.islice(about, 1):
@@ -83,10 +92,11 @@ def table(
     return FittingTable(title, made, [f"{left:,} more row{'s' * (left > 1)}"] if left else [])
 
 
-def _column(name: str, values: Sequence[Any], shown: int) -> FittingColumn:
+def _column(name: str, values: Sequence[Any], shown: int, kernels: Sequence[str] = ()) -> FittingColumn:
     numeric = any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     shortly = [cell(value) for value in values[:shown]]
-    return FittingColumn(name.replace("_", " "), shortly, numeric, prose=name == _SENTENCES)
+    heading = name.replace("_", " ")
+    return FittingColumn(heading, shortly, numeric, prose=name == _SENTENCES, kernels=name in kernels)
 
 
 def _holds(rows: Sequence[Sequence[Any]], place: int, kind: type) -> bool:
@@ -174,7 +184,8 @@ def _of_devices(answers: Answers, said: Verdict) -> RenderableType:
     together = f", on {count} GPUs together" if count > 1 else ""
     for identity, title, columns in _MOST:
         if answers[identity].rows:
-            parts += [_most(answers[identity], f"{title}{together} ({identity})", columns)]
+            kernels = KERNELS.get(identity, ())
+            parts += [_most(answers[identity], f"{title}{together} ({identity})", columns, kernels)]
     warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
     if warnings:
         parts += [_findings(warnings)]
@@ -209,7 +220,7 @@ def _known(trace: Trace) -> list[str]:
     return [f"{', '.join(named)} (of device time)"] if named else []
 
 
-def _most(answer: Answer, title: str, columns: Sequence[str]) -> RenderableType:
+def _most(answer: Answer, title: str, columns: Sequence[str], kernels: Sequence[str]) -> RenderableType:
     """Return the rows that take most time, over all devices, with those of the columns that hold a value."""
     measure = next(column for column in columns if column.endswith("_ms"))
     rows = sorted((row for row in answer.dicts() if row.get("device") is None), key=lambda row: -(row[measure] or 0))[
@@ -217,7 +228,7 @@ def _most(answer: Answer, title: str, columns: Sequence[str]) -> RenderableType:
     ]
     held = {column: [row[column] for row in rows] for column in columns}
     made = {
-        name: _column(name, values, len(rows))
+        name: _column(name, values, len(rows), kernels)
         for name, values in held.items()
         if any(value is not None for value in values)
     }
@@ -238,7 +249,7 @@ def _of(
     except AnalysisError as error:
         return Text(plain(str(error)), style="dim")
     title = f"{each.title} ({each.id})"
-    return table(relation, title, limit, columns, MAIN.get(each.id, ()))
+    return table(relation, title, limit, columns, MAIN.get(each.id, ()), KERNELS.get(each.id, ()))
 
 
 # --- optimum -----------------------------------------------------------------------------------------------------

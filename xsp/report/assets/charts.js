@@ -131,18 +131,18 @@ function layers(chart) {
 // --- bars by name, the longest first --------------------------------------------------------------------------------
 
 function shares(chart) {
-  const { name, value, about } = chart.data;
-  const rows = name.map((each, place) => [String(each === null ? "none" : each), value[place], about ? about[place] : null]);
+  const { name, value, about, label } = chart.data;  // the label of a kernel is its name in readable form
+  const rows = name.map((each, place) => [String(each === null ? "none" : each), value[place], about ? about[place] : null, (label && label[place]) || null]);
   const found = rows.filter(([, each]) => each !== null).sort((a, b) => b[1] - a[1]);
   const whole = found.reduce((sum, [, each]) => sum + each, 0), rest = found.slice(MOST_BARS);
   const last = rest.length ? [[`${rest.length} others`, rest.reduce((sum, [, each]) => sum + each, 0), null]] : [];
-  const shown = [...found.slice(0, MOST_BARS), ...last].reverse();
+  const shown = [...found.slice(0, MOST_BARS), ...last].reverse(), labels = shown.map(([each, , , readable]) => readable || each);
   const holder = card(chart, `${chart.unit}, and percent of their sum`);
   holder.style.height = Math.max(120, 34 + 22 * shown.length) + "px";
   plot(holder, () => ({
-    grid: { ...beside(shown.map(([each]) => each)), right: 110, top: 4, bottom: 24 },
+    grid: { ...beside(labels), right: 110, top: 4, bottom: 24 },
     xAxis: { type: "value", splitNumber: 4 },
-    yAxis: { type: "category", data: shown.map(([each]) => each), axisLabel: { interval: 0, formatter: labelOf } },
+    yAxis: { type: "category", data: labels, axisLabel: { interval: 0, formatter: labelOf } },
     tooltip: { confine: true, formatter: ({ dataIndex }) => tip([`<b>${plain(shown[dataIndex][0])}</b>`, `${number(shown[dataIndex][1])} ${chart.unit} (${share(shown[dataIndex][1], whole)})`, shown[dataIndex][2] === null ? null : plain(shown[dataIndex][2])]), extraCssText: "max-width: 420px; white-space: normal; overflow-wrap: anywhere" },
     series: [{ type: "bar", barMaxWidth: 22, data: shown.map(([, each]) => each), itemStyle: { color: palette[0] }, label: { show: true, position: "right", formatter: (item) => `${number(item.value)} (${share(item.value, whole)})` } }],
   }));
