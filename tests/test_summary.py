@@ -17,6 +17,7 @@ from xsp.summary import (
     mean_interval,
     of_equal_weight,
     percentile,
+    product_interval,
     trimmed_mean,
 )
 
@@ -237,3 +238,10 @@ def test_one_long_step_of_many_does_not_widen_the_interval_as_a_drift_would() ->
     assert ends is not None
     assert held_up is not None
     assert held_up.hi - held_up.lo < 2 * (ends.hi - ends.lo)
+
+
+def test_relative_widths_of_the_factors_of_a_product_add_in_quadrature() -> None:
+    ends = product_interval((10.0, Interval(7.0, 14.0)), (2.0, Interval(1.2, 2.6)))
+    assert ends == pytest.approx((20 * (1 - 0.5), 20 * (1 + 0.5)))
+    assert product_interval((10.0, Interval(7.0, 14.0)), (2.0, Interval(2.0, 2.0))) == pytest.approx((14, 28))
+    assert product_interval((1.0, Interval(-3.0, 5.0))).lo == 0, "a positive quantity"

@@ -228,6 +228,20 @@ def mean_interval(values: Sequence[float], weights: Sequence[int] | None = None)
     return _within(values, Interval(middle - width, middle + width))
 
 
+def product_interval(*factors: tuple[float, Interval]) -> Interval:
+    """Return the interval of a product of independent positive quantities.
+
+    The relative distances of the ends from the values add up in quadrature, each side on its own.
+
+    Args:
+        factors: each value with its interval.
+    """
+    value = math.prod(middle for middle, _ in factors)
+    below = math.hypot(*(max(0.0, middle - ends.lo) / middle for middle, ends in factors))
+    above = math.hypot(*(max(0.0, ends.hi - middle) / middle for middle, ends in factors))
+    return Interval(value * max(0.0, 1 - below), value * (1 + above))
+
+
 def _batches(parts: Sequence[tuple[float, int]], total: int) -> list[tuple[float, int]]:
     """Return the means and weights of consecutive batches: `BATCHES`, or fewer if some values are heavier than one."""
     found: dict[int, list[tuple[float, int]]] = {}

@@ -29,7 +29,7 @@ from xsp.store.trace import Trace  # noqa: E402
 
 EVERYWHERE = [name for name, each in ANALYSES.items() if each.everywhere]
 OF_RUNGS = ["A1", "ledger"]
-OF_LOOP = ["loop", "mfu"]
+OF_LOOP = ["loop", "mfu", "energy"]
 FEW = ["stragglers", "steps", "critical-path-summary", "queues", "kernel-sequences"]
 ALL = bool(os.environ.get("XSP_SPARK_ALL"))
 """All analyses take minutes on two cores; `XSP_SPARK_ALL=1` asks them all."""

@@ -55,7 +55,7 @@ def rows(trace: Trace) -> list[Any]:
     return [_said(row) for row in trace.sql(f"SELECT {names} FROM spans ORDER BY trace_id, span_id").fetchall()]
 
 
-OF_SAMPLES = ("samples", "samples-timeline", "throttling")
+OF_SAMPLES = ("samples", "samples-timeline", "throttling", "energy")
 
 
 SOME = ("A1", "A2", "A8", "ledger", "phases", "health")

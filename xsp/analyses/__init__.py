@@ -27,7 +27,7 @@ from xsp.errors import PluginError
 _SUBJECTS = (
     "phases", "loop", "layer", "ops", "modules", "model", "kernel", "roofline", "utilisation", "ledger",
     "activity", "idle", "launches", "streams", "fusing", "counted", "communication", "ranks", "critical", "memory",
-    "samples",
+    "samples", "energy",
 )  # fmt: skip
 """The built-in modules, in the order in which their tables are shown."""
 

@@ -28,14 +28,14 @@ _COLUMNS = {
 }
 
 
-def _unseen(trace: Trace) -> str | None:
+def unseen(trace: Trace) -> str | None:
     """Return why a trace has no loop, or None if it has one."""
     if trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
         return None
     return "only runs of `xsp run` and xsp.profile record which steps ran and the time between them"
 
 
-@analysis("loop", "The program's loop", unless=_unseen)
+@analysis("loop", "The program's loop", unless=unseen)
 def program_loop(trace: Trace) -> Table:
     """The time of an iteration as the program really ran, by kind of step, from steps that were not recorded.
 

@@ -1,0 +1,433 @@
+"""The energy of a step of the program, from the device's own counter and steps that ran without recording.
+
+The counter (`gpu.energy`) is an integral, so nothing between two of its updates is missed, unlike with readings of the
+power. It is updated far less often than a step ends: on an H200 every 100 ms, in mJ. So it gives the mean power over
+several steps, and power times the time of an iteration is the energy of one.
+
+Energy by layer is not derived. A layer takes microseconds to milliseconds, each update covers many layers, and all
+steps have the same layers in the same order, so that the updates cannot be solved for the layers. A share by time would
+assume that all layers draw the same power.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xsp import summary
+from xsp.analyses.contract import Table, analysis, values
+from xsp.analyses.loop import FROM, kinds_of, own_scopes, unseen
+from xsp.samples.nvml import INSTALL, WHILE
+from xsp.store.iterations import Iteration, iterations
+from xsp.store.loop import BARE
+from xsp.store.trace import Trace
+
+ENERGY = "gpu.energy"
+
+LEAST_STRETCHES = 3
+"""Minimum number of stretches for an interval, and so for a figure."""
+
+ALIKE = 0.1
+"""Maximum distance of the time of a step in a stretch from that of an iteration, as a share. Steps of other stretches
+were slowed, for example while the program warmed up or steps were stored, and the device drew less power in them."""
+
+SLOWER = 1.5
+"""Minimum ratio of the time between two changes of the counter to that between two readings at which the changes show
+the period of the counter. A faster counter changes with every reading."""
+
+
+class Change(NamedTuple):
+    """A change of a counter."""
+
+    after_ns: int
+    """Time of the last reading with the value before."""
+
+    at_ns: int
+    """Time of the first reading with the new value."""
+
+    joules: float
+
+
+class Counter(NamedTuple):
+    """The changes of the energy counter of a device, and how often it is updated."""
+
+    changes: Sequence[Change]
+    period_ns: float
+    """Time between two updates; if the counter is faster than the readings, the median time between two readings."""
+
+    doubt: float | None
+    """Error of the period as a share of it; None if the counter is faster than the readings."""
+
+    def in_stretch(self, stretch: Stretch) -> list[Change]:
+        """Return the changes that are certainly in a stretch, and at least a period after its begin.
+
+        The first period is left out because the device starts late in it and its power rises. None is left out at the
+        end, where the device still works.
+        """
+        first = bisect_left(self.changes, stretch.start_ns + self.period_ns, key=lambda each: each.after_ns)
+        return list(self.changes[first : bisect_right(self.changes, stretch.end_ns, key=lambda each: each.at_ns)])
+
+    def between_ns(self, first: Change, last: Change) -> tuple[float, int]:
+        """Return the time between two changes in nanoseconds, and the weight of a power that is measured over it.
+
+        A reading shows a change late by up to the time between two readings, which is long compared with a stretch. The
+        counter is regular, so the time is rounded to whole periods, and the weight is their number. For a counter
+        without a known period it is the time between the readings, and the weight are milliseconds.
+        """
+        if self.doubt is None:
+            ns = last.at_ns - first.at_ns
+            return float(ns), round(ns / 1e6)
+        periods = round((_middle(last, self.period_ns) - _middle(first, self.period_ns)) / self.period_ns)
+        return periods * self.period_ns, periods
+
+
+class Stretch(NamedTuple):
+    """Steps of one kind that ran one after the other without recording, after a recorded one."""
+
+    kind: int
+    steps: int
+    start_ns: int
+    end_ns: int
+    """Begin of xsp's work before the next recorded step, which waits for the device; the device works until then, even
+    if the host runs ahead of it. After the last recorded step: the end of the last step on the host."""
+
+
+class Power(NamedTuple):
+    """The mean power of a device while steps of a kind ran."""
+
+    watts: float
+    ends: summary.Interval | None
+    windows: Sequence[tuple[int, int]]
+    """Times of the first and the last change of the counter, for each stretch."""
+
+    updates: int
+    """Number of times that the counter changed in these windows, after the change that begins each."""
+
+
+class Measured(NamedTuple):
+    """The power of a device while steps of a kind ran; None if there are too few stretches."""
+
+    of: Iteration
+    device: int
+    counter: Counter
+    stretches: int
+    power: Power | None
+
+
+_COLUMNS = {
+    "scope": "VARCHAR",
+    "kind": "INTEGER",
+    "name": "VARCHAR",
+    "device": "INTEGER",
+    **dict.fromkeys(("joules", "low_joules", "high_joules", "watts", "low_watts", "high_watts"), "DOUBLE"),
+    **dict.fromkeys(("lowest_watts", "percent_of_limit", "samples_per_joule"), "DOUBLE"),
+    "stretches": "BIGINT",
+    "updates": "BIGINT",
+    "update_ms": "DOUBLE",
+    "throttled": "VARCHAR",
+    "other_processes": "INTEGER",
+    "figures_from": "VARCHAR",
+}
+
+
+def _why_none(trace: Trace) -> str | None:
+    """Return why the energy of a step is unknown, or None if it is known."""
+    reason = unseen(trace) or _why_no_counter(trace)
+    if reason is not None:
+        return reason
+    if not any(each.is_known for each in iterations(trace.con)):
+        return "the time of an iteration is unknown, because too few steps ran undisturbed by recording: run more steps"
+    found = list(_measured(trace))
+    if not found:
+        return "the device's energy counter did not change while the program ran"
+    if any(each.power is not None for each in found):
+        return None
+    best = max(found, key=lambda each: each.stretches)
+    period_ms = best.counter.period_ns / 1e6
+    return (
+        f"the energy counter of device {best.device} changes every {period_ms:.0f} ms; "
+        f"{best.stretches} of the {LEAST_STRETCHES} necessary stretches of usual steps without recording were long "
+        "enough for two changes. Run more steps, and record fewer of them (--budget 1%), or use a larger batch"
+    )
+
+
+def _why_no_counter(trace: Trace) -> str | None:
+    """Return why a trace has no readings of the energy counter, or None if it has some."""
+    if trace.con.execute(f"SELECT 1 FROM samples WHERE name = '{ENERGY}' LIMIT 1").fetchall():
+        return None
+    samples = [run.samples for run in trace.run.each_rank if run.samples is not None]
+    told = [each.absent["nvml"] for each in samples if "nvml" in each.absent]
+    told += [note for each in samples for note in each.notes if ENERGY in note]
+    why = "; ".join(dict.fromkeys(told)) or f"it needs an NVIDIA GPU, nvidia-ml-py ({INSTALL}) and no --no-samples"
+    return f"the device's energy counter was not sampled while {trace.name!r} ran: {why}"
+
+
+@analysis("energy", "Energy of a step", unless=_why_none)
+def energy_of_steps(trace: Trace) -> Table:
+    """The energy of each device in an iteration of the program, from the device's counter while no step was recorded.
+
+    `watts` is the mean power between the first and the last change of the counter in stretches of steps that ran
+    without recording; `joules` is this power times `iteration_ms` of `loop`. The intervals contain the differences
+    between stretches and the error of the counter's period, those of `joules` also the interval of the iteration. They
+    do not contain the error of the device's sensor. A device uses energy even when it waits: `lowest_watts` is the
+    lowest reading of its power in the whole run. `updates` is the number of changes of the counter that the figures
+    come from, `update_ms` the time between two changes. `throttled` names the reasons for lower clocks in this time,
+    `other_processes` is the largest number of other processes on the device then; both are null if they were not
+    sampled. Figures of a device are null if it has fewer than three such stretches. If a rank has several devices, the
+    row with a null `device` is their sum, its interval the sum of theirs.
+
+    Energy by layer is refused: an update of the counter (every 100 ms on an H200) covers many layers, and all steps
+    have the same layers, so the counter cannot tell them apart. A share by time would be a guess.
+    """
+    found = list(_measured(trace))
+    several = len({each.of.rank for each in found}) > 1
+    around = _Surroundings(trace)
+    rows: list[tuple[Any, ...]] = []
+    for of, group in itertools.groupby(found, key=lambda each: each.of):
+        devices = list(group)
+        said = kinds_of(trace, of.rank).get(of.kind)
+        told = (own_scopes(of.rank)[several], of.kind, said.name if said is not None else None)
+        measured = [(each, each.power) for each in devices if each.power is not None]
+        if len(devices) > 1 and len(measured) == len(devices):
+            rows.append((*told, *_together(of, measured)))
+        rows += [(*told, *_row(of, each, around)) for each in devices]
+    return values(trace, "energy_of_steps", _COLUMNS, rows)
+
+
+def _row(of: Iteration, each: Measured, around: _Surroundings) -> tuple[Any, ...]:
+    key, power = (of.rank, each.device), each.power
+    watts, ends = (power.watts, power.ends) if power is not None else (None, None)
+    joules, width = _joules(of, watts, ends)
+    limit = around.limits.get(key)
+    return (
+        each.device, joules, *_ends(width), watts, *_ends(ends), around.lowest.get(key),
+        100 * watts / limit if watts is not None and limit else None, _per(of.samples, joules), each.stretches,
+        power.updates if power is not None else 0, each.counter.period_ns / 1e6,
+        around.throttled(key, power.windows) if power is not None else None,
+        around.others(key, power.windows) if power is not None else None, FROM[of.disturbed],
+    )  # fmt: skip
+
+
+def _together(of: Iteration, devices: Sequence[tuple[Measured, Power]]) -> tuple[Any, ...]:
+    """Return the row of the sum of devices; ends are added as if the devices' errors were the same."""
+    watts = sum(power.watts for _, power in devices)
+    each_end = [power.ends for _, power in devices if power.ends is not None]
+    ends = None
+    if len(each_end) == len(devices):
+        ends = summary.Interval(sum(each.lo for each in each_end), sum(each.hi for each in each_end))
+    joules, width = _joules(of, watts, ends)
+    stretches, updates = min(each.stretches for each, _ in devices), min(power.updates for _, power in devices)
+    return (
+        None, joules, *_ends(width), watts, *_ends(ends), None, None, _per(of.samples, joules), stretches, updates,
+        None, None, None, FROM[of.disturbed],
+    )  # fmt: skip
+
+
+def _joules(
+    of: Iteration, watts: float | None, ends: summary.Interval | None
+) -> tuple[float | None, summary.Interval | None]:
+    """Return the energy of an iteration and its interval, in joules."""
+    if watts is None or of.mean_ns is None:
+        return None, None
+    joules = watts * of.mean_ns / 1e9
+    if ends is None or of.ends is None:
+        return joules, None
+    return joules, summary.product_interval((watts, ends), (of.mean_ns / 1e9, _in_seconds(of.ends)))
+
+
+def _in_seconds(ends: summary.Interval) -> summary.Interval:
+    return summary.Interval(ends.lo / 1e9, ends.hi / 1e9)
+
+
+def _ends(ends: summary.Interval | None) -> tuple[float | None, float | None]:
+    return (None, None) if ends is None else (ends.lo, ends.hi)
+
+
+def _per(samples: float | None, joules: float | None) -> float | None:
+    return samples / joules if samples and joules else None
+
+
+# --- the counter, the stretches, and the power from both -------------------------------------------------------
+
+
+def _measured(trace: Trace) -> Iterator[Measured]:
+    """Yield the devices of each kind of iteration whose time is known; the kind that takes most time first."""
+    counters = _counters(trace)
+    found = _stretches(trace)
+    for of in iterations(trace.con):
+        if not of.is_known or of.mean_ns is None:
+            continue
+        stretches = [each for each in found[of.rank] if each.kind == of.kind and _is_usual(each, of.mean_ns)]
+        for (rank, device), counter in counters.items():
+            if rank == of.rank:
+                usable, power = _power(counter, stretches)
+                yield Measured(of, device, counter, usable, power)
+
+
+def _counters(trace: Trace) -> Mapping[tuple[int, int], Counter]:
+    """Return the counters by rank and device, without those that never change twice."""
+    readings: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
+    query = f"""
+        SELECT rank, device, time_ns, value FROM samples WHERE name = '{ENERGY}' AND device IS NOT NULL
+        ORDER BY rank, device, time_ns
+    """
+    for rank, device, time_ns, value in trace.con.execute(query).fetchall():
+        readings[rank, device].append((time_ns, value))
+    found = {key: _counter(each) for key, each in readings.items()}
+    return {key: counter for key, counter in found.items() if counter is not None}
+
+
+def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
+    changes = [
+        Change(before_ns, at_ns, value)
+        for (before_ns, before), (at_ns, value) in itertools.pairwise(readings)
+        if value != before
+    ]
+    if len(changes) < 2:
+        return None
+    reading_ns = statistics.median(at - before for (before, _), (at, _) in itertools.pairwise(readings))
+    usual_ns = statistics.median(after.at_ns - each.at_ns for each, after in itertools.pairwise(changes))
+    if usual_ns < SLOWER * reading_ns:
+        return Counter(changes, usual_ns, None)
+    periods, length_ns, error_ns = 0, 0.0, 0.0
+    for part in _rising(changes):
+        middles = [_middle(each, usual_ns) for each in part]
+        periods += sum(round((after - each) / usual_ns) for each, after in itertools.pairwise(middles))
+        length_ns += middles[-1] - middles[0]
+        # the first and the last change are known to half of the time between their readings
+        error_ns += sum(min(each.at_ns - each.after_ns, usual_ns) / 2 for each in (part[0], part[-1]))
+    if not periods:
+        return Counter(changes, usual_ns, None)
+    return Counter(changes, length_ns / periods, error_ns / length_ns)
+
+
+def _rising(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
+    """Yield the parts with several changes in which a counter rises, without the changes at which it goes down.
+
+    It goes down when the driver is loaded anew, which happens at any time, not only at an update.
+    """
+    downs = [at + 1 for at, (each, after) in enumerate(itertools.pairwise(changes)) if after.joules < each.joules]
+    for start, end in itertools.pairwise([-1, *downs, len(changes)]):
+        if end - start > 2:
+            yield changes[start + 1 : end]
+
+
+def _middle(change: Change, period_ns: float) -> float:
+    """Return the middle of the time in which a change happened: between two readings, and in the last period."""
+    return change.at_ns - min(change.at_ns - change.after_ns, period_ns) / 2
+
+
+def _stretches(trace: Trace) -> Mapping[int, list[Stretch]]:
+    """Return the stretches of each rank in their order, without those with failed steps or several kinds of steps."""
+    found: dict[int, list[Stretch]] = defaultdict(list)
+    query = """
+        SELECT rank, kind, steps, rung, status, start_ns, dur_ns, coalesce(before_ns, 0), coalesce(own_ns, 0)
+        FROM loop ORDER BY rank, step
+    """
+    for rank, rows in itertools.groupby(trace.con.execute(query).fetchall(), key=lambda row: row[0]):
+        groups = [(bare, list(group)) for bare, group in itertools.groupby(rows, key=lambda row: row[3] == BARE)]
+        for place, (bare, group) in enumerate(groups):
+            kinds = {kind for _, kind, *_ in group}
+            if not bare or place == 0 or len(kinds) > 1 or any(row[4] != "ok" for row in group):
+                continue
+            _, _, steps, _, _, last_ns, dur_ns, before_ns, _ = group[-1]
+            end_ns = last_ns + steps * dur_ns + (steps - 1) * before_ns
+            if place + 1 < len(groups):
+                *_, next_ns, _, _, own_ns = groups[place + 1][1][0]
+                end_ns = next_ns - own_ns
+            found[rank].append(Stretch(kinds.pop(), sum(row[2] for row in group), group[0][5], round(end_ns)))
+    return found
+
+
+def _is_usual(stretch: Stretch, iteration_ns: float) -> bool:
+    """Return whether the steps of a stretch took about as long as an iteration."""
+    step_ns = (stretch.end_ns - stretch.start_ns) / stretch.steps
+    return abs(step_ns - iteration_ns) <= ALIKE * iteration_ns
+
+
+def _power(counter: Counter, stretches: Sequence[Stretch]) -> tuple[int, Power | None]:
+    """Return the number of stretches with two changes of the counter, and the power in them if there are enough."""
+    joules, seconds, weights = [], [], []
+    windows: list[tuple[int, int]] = []
+    updates = 0
+    for stretch in stretches:
+        changes = counter.in_stretch(stretch)
+        if len(changes) < 2 or list(_rising(changes)) != [changes]:
+            continue
+        ns, weight = counter.between_ns(changes[0], changes[-1])
+        if weight < 1:
+            continue
+        joules.append(changes[-1].joules - changes[0].joules)
+        seconds.append(ns / 1e9)
+        weights.append(weight)
+        windows.append((changes[0].after_ns, changes[-1].at_ns))
+        updates += len(changes) - 1
+    if len(windows) < LEAST_STRETCHES:
+        return len(windows), None
+    watts = sum(joules) / sum(seconds)
+    ends = summary.mean_interval([each / time for each, time in zip(joules, seconds, strict=True)], weights)
+    if ends is not None and counter.doubt is not None:
+        of_period = summary.Interval(1 - counter.doubt, 1 + counter.doubt)
+        ends = summary.product_interval((watts, ends), (1.0, of_period))
+    return len(windows), Power(watts, ends, windows, updates)
+
+
+# --- what else happened on the device --------------------------------------------------------------------------
+
+
+class _Surroundings:
+    """Limits, lowest power, throttling and other processes of the devices of a trace, by rank and device."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.limits = _by_device(trace, "gpu.power.limit", "avg")
+        self.lowest = _by_device(trace, "gpu.power", "min")
+        self._sampled: set[tuple[int, int]] = set()
+        self._reasons: dict[tuple[int, int], list[tuple[int, int, str]]] = defaultdict(list)
+        self._others: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        for rank, device, from_ns, to_ns, reason in trace.con.execute(
+            f"""
+            WITH {WHILE}
+            SELECT readings.rank, readings.device, readings.from_ns, readings.to_ns, reasons.reason
+            FROM readings LEFT JOIN reasons ON held AND (readings.rank, readings.device, readings.from_ns)
+                = (reasons.rank, reasons.device, reasons.from_ns)
+            WHERE readings.to_ns IS NOT NULL
+            """
+        ).fetchall():
+            self._sampled.add((rank, device))
+            if reason is not None:
+                self._reasons[rank, device].append((from_ns, to_ns, reason))
+        for rank, device, from_ns, to_ns, count in trace.con.execute(
+            """
+            SELECT rank, device, time_ns, lead(time_ns, 1, time_ns + 1) OVER (
+                PARTITION BY rank, device ORDER BY time_ns
+            ), value::INTEGER FROM samples WHERE name = 'gpu.processes.others'
+            """
+        ).fetchall():
+            self._others[rank, device].append((from_ns, to_ns, count))
+
+    def throttled(self, key: tuple[int, int], windows: Sequence[tuple[int, int]]) -> str | None:
+        """Return the reasons for which clocks were reduced in these windows; "" if there were none, None if unknown."""
+        if key not in self._sampled:
+            return None
+        return ", ".join(sorted({reason for start, end, reason in self._reasons[key] if _meets(windows, start, end)}))
+
+    def others(self, key: tuple[int, int], windows: Sequence[tuple[int, int]]) -> int | None:
+        """Return the largest number of other processes on the device in these windows, or None if it is unknown."""
+        return max((count for start, end, count in self._others[key] if _meets(windows, start, end)), default=None)
+
+
+def _by_device(trace: Trace, name: str, how: str) -> dict[tuple[int, int], float]:
+    rows = trace.con.execute(
+        f"SELECT rank, device, {how}(value) FROM samples WHERE name = '{name}' GROUP BY rank, device"
+    ).fetchall()
+    return {(rank, device): value for rank, device, value in rows}
+
+
+def _meets(windows: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> bool:
+    """Return whether a time overlaps one of these windows, which are in their order and do not overlap."""
+    place = bisect_right(windows, start_ns, key=lambda each: each[1])
+    return place < len(windows) and windows[place][0] < end_ns
