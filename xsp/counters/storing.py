@@ -53,9 +53,11 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
         OutputError: the run cannot be written.
     """
     content = rundir.read_job(run)
-    if content.parts or not rundir.segments(run):
+    if content.parts:
         names = ", ".join(str(run / part) for part in content.parts)
-        raise UsageError(f"{run}: has no steps of its own; name the run of the report ({names or 'none here'})")
+        raise UsageError(f"{run}: holds several runs; name the one of the report ({names})")
+    if not rundir.segments(run):
+        raise UsageError(f"{run}: the run holds no step that counters could join: let the program run more steps")
     trace = load.load(run)
     kernels = kernels_of(trace)
     if not kernels:

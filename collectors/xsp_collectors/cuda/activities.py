@@ -241,7 +241,7 @@ def _unpacked(dtype: Any, paths: Sequence[str]) -> Reader:
     unpack = struct.Struct(layout).unpack_from
     if all(number is not None and not text for number, text in picked):
         pick = operator.itemgetter(*(number for number, _ in picked if number is not None))
-        return lambda record, texts: pick(unpack(record._data))  # type: ignore[no-any-return]
+        return lambda record, texts: pick(unpack(record._data))
 
     def read(record: Any, texts: dict[int, str | None]) -> tuple[Any, ...]:
         values = unpack(record._data)
