@@ -18,6 +18,7 @@ import pytest
 import xsp
 from xsp import analyses
 from xsp.counters import reading
+from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level, Span
 from xsp.store.iterations import iterations
 from xsp_collectors.cuda.activities import Activity
@@ -206,3 +207,22 @@ def test_samples_of_a_device_are_within_its_limits(resnet: Any) -> None:
     assert found["gpu.energy"] == sorted(found["gpu.energy"])
     assert 0 < max(found["gpu.power"]) <= 1.1 * found["gpu.power.limit"][0]  # the limit is of a mean
     assert 0 < found["gpu.memory.used"][0] < found["gpu.memory.total"][0]
+
+
+def test_the_energy_of_a_step_is_the_devices_power_times_its_iteration(resnet: Any) -> None:
+    """A counter that changes every 100 ms, over ten stretches of bare steps of 34 ms."""
+    [row] = (
+        analyses.energy_of_steps(resnet)
+        .select("joules, low_joules, high_joules, watts, update_ms, stretches")
+        .fetchall()
+    )
+    joules, low, high, watts, period, stretches = row
+    assert low < joules < high
+    assert joules == pytest.approx(watts * iterations(resnet.con)[0].mean_ns / 1e9, rel=0.01)
+    assert 600 < watts < 700  # of at most 700 W, at 99 % of the time busy
+    assert (period, stretches) == (pytest.approx(100, abs=1), 10)
+
+
+def test_energy_of_steps_that_are_too_few_is_refused() -> None:
+    with pytest.raises(AnalysisError, match="energy"):
+        analyses.energy_of_steps(xsp.load(RECORDED / "steps" / "conv-cupti"))
