@@ -150,8 +150,7 @@ def _figure(own: str, ops: str, counted: str, carries: str = "carries", of: str 
     return f"""
         CASE WHEN {known} THEN {own} WHEN {carries} AND work.{of}kernels = 1 THEN op.{ops} END AS {ops},
         CASE WHEN {known} THEN {own} WHEN work.{of}names = 1 THEN {share} END AS name_{ops},
-        CASE WHEN {known} THEN {own} WHEN {carries} THEN op.{ops} / work.{of}kernels WHEN carries THEN 0 * op.{ops} END
-            AS whole_{ops}
+        CASE WHEN {known} THEN {own} WHEN carries THEN coalesce({share}, 0 * op.{ops}) END AS whole_{ops}
     """
 
 

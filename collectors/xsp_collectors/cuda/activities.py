@@ -157,8 +157,11 @@ _SHAPES: dict[int, Any] = {
 
 _KINDS = {int(kind): kind for kind in Activity}
 
-Reader = Callable[[Any, dict[int, str | None]], tuple[Any, ...]]
-"""Copies the values of a record; keeps the texts of a buffer by their addresses."""
+Reader = Callable[[Any], tuple[Any, ...]]
+"""Copies the values of a record."""
+
+Texts = dict[int, "str | None"]
+"""Texts by their addresses, which stay valid while CUPTI hands over a buffer."""
 
 
 class Records:
@@ -167,6 +170,7 @@ class Records:
     def __init__(self) -> None:
         self._batches: deque[list[tuple[int, tuple[Any, ...]]]] = deque()
         self._readers: dict[tuple[type, int], Reader | None] = {}
+        self._texts: Texts = {}
         self.unread = 0
         """Number of records that could not be copied; an exception must not propagate into CUPTI."""
 
@@ -180,15 +184,16 @@ class Records:
     def complete(self, records: Sequence[Any]) -> None:
         """Copy the records of a buffer. Called by CUPTI, on a thread of its own."""
         batch: list[tuple[int, tuple[Any, ...]]] = []
-        texts: dict[int, str | None] = {}
         readers, keep = self._readers, batch.append
+        self._texts.clear()
+        in_arrays = bool(records) and hasattr(records[0], "_data")  # a binding has one form for all records
         for record in records:
             try:
-                kind = _KIND.unpack_from(record._data)[0] if hasattr(record, "_data") else int(record.kind)
+                kind = _KIND.unpack_from(record._data)[0] if in_arrays else int(record.kind)
                 which = type(record), kind
                 read = readers[which] if which in readers else self._learn(record, kind)
                 if read is not None:
-                    keep((kind, read(record, texts)))
+                    keep((kind, read(record)))
                 else:
                     self.other += 1
             except Exception:
@@ -204,23 +209,22 @@ class Records:
 
     def _learn(self, record: Any, kind: int) -> Reader | None:
         """Determine and remember how records of this class are read."""
-        read = self._readers[type(record), kind] = _reader(record, kind)
+        read = self._readers[type(record), kind] = _reader(record, kind, self._texts)
         return read
 
 
-def _reader(record: Any, kind: int) -> Reader | None:
+def _reader(record: Any, kind: int, texts: Texts) -> Reader | None:
     """Return a function that copies the fields of such records; None for a kind that was not requested."""
     shape = _SHAPES.get(kind)
     if shape is None:
         return None
     paths = [name.replace("object_id_pt_", "object_id.pt.") for name in shape._fields]
     if hasattr(record, "_data"):
-        return _unpacked(record._data.dtype, paths)
+        return _unpacked(record._data.dtype, paths, texts)
     if all(_has(record, path) for path in paths):
-        read_all = operator.attrgetter(*paths)
-        return lambda each, texts: read_all(each)
+        return operator.attrgetter(*paths)
     readers = [operator.attrgetter(path) if _has(record, path) else _absent for path in paths]
-    return lambda each, texts: tuple(read(each) for read in readers)
+    return lambda each: tuple(read(each) for read in readers)
 
 
 _KIND = struct.Struct("<i")
@@ -230,7 +234,7 @@ _CODES = {"i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8"
 _TEXTS = ("name", "domain")
 
 
-def _unpacked(dtype: Any, paths: Sequence[str]) -> Reader:
+def _unpacked(dtype: Any, paths: Sequence[str], texts: Texts) -> Reader:
     """Return a function that unpacks fields from the bytes of records of a NumPy type."""
     found = {path: place for path in paths if (place := _place(dtype, path)) is not None}
     layout, at = "<", 0
@@ -241,9 +245,9 @@ def _unpacked(dtype: Any, paths: Sequence[str]) -> Reader:
     unpack = struct.Struct(layout).unpack_from
     if all(number is not None and not text for number, text in picked):
         pick = operator.itemgetter(*(number for number, _ in picked if number is not None))
-        return lambda record, texts: pick(unpack(record._data))
+        return lambda record: pick(unpack(record._data))
 
-    def read(record: Any, texts: dict[int, str | None]) -> tuple[Any, ...]:
+    def read(record: Any) -> tuple[Any, ...]:
         values = unpack(record._data)
         return tuple(
             None if number is None else _text(values[number], texts) if text else values[number]
@@ -264,7 +268,7 @@ def _place(dtype: Any, path: str) -> tuple[int, str] | None:
     return offset, _CODES[dtype.str[1:]]
 
 
-def _text(address: int, texts: dict[int, str | None]) -> str | None:
+def _text(address: int, texts: Texts) -> str | None:
     """Return the text at an address; None for a null pointer."""
     if address not in texts:
         texts[address] = ctypes.string_at(address).decode("utf-8", "replace") if address else None

@@ -208,12 +208,10 @@ class CuptiActivities(DeviceCollector):
     def _of_the_program(self, rows: list[tuple[Activity, Row]]) -> list[tuple[Activity, Row]]:
         """Return the records without xsp's own: what it started before the step's begin, and after its end."""
         own = {row.correlation_id for _, row in rows if isinstance(row, ApiCall) and self._is_own(row)}
-        own.discard(0)  # of calls without one
         return [
             (kind, row)
             for kind, row in rows
             if getattr(row, "correlation_id", None) not in own
-            and not (isinstance(row, ApiCall) and self._is_own(row))
             and not (isinstance(row, Overhead) and row.end <= self._begun_ns)
         ]
 
