@@ -28,7 +28,7 @@ FUSIBLE = ("elementwise", "copy", "normalisation", "reduction")
 """Classes of kernels that compute little for what they read and write."""
 
 BATCHED = ("aten::bmm", "aten::baddbmm", "aten::baddbmm_")
-_BOTH_NAMES = "w.name || ' ' || coalesce(stream.parent_name, '')"
+_BOTH_NAMES = "w.name || ' ' || coalesce(op.name, '')"
 
 _LANE = "PARTITION BY rank, device, stream ORDER BY start_ns, span_id"
 _BLOCKS = "PARTITION BY rank, device, stream ORDER BY block"
@@ -39,22 +39,20 @@ _ALIKE = "CASE WHEN product THEN CASE WHEN named THEN 0 ELSE batch END END"
 _PARTS = f"""
     WITH named AS MATERIALIZED (
         SELECT w.rank, w.device, w.trace_id, w.span_id, w.op_id, w.start_ns, w.dur_ns, w.class,
-               stream.stream, stream.parent_name AS op, stream.named, coalesce(stream.batch, 1) AS batch,
+               stream.stream, op.name AS op, coalesce(op.kind = '{Kind.OP}', false) AS named,
+               coalesce(stream.batch, 1) AS batch,
                regexp_matches(w.name, 'softmax', 'i') AND class NOT IN ('attention', 'gemm')
                AND NOT regexp_matches({_BOTH_NAMES}, 'log_?softmax', 'i') AS softmax,
                regexp_matches({_BOTH_NAMES}, 'backward|bwd', 'i') AS backward,
-               class = 'gemm' AND CASE WHEN named THEN stream.parent_name IN {BATCHED} ELSE batch > 1 END AS product
+               class = 'gemm' AND CASE WHEN named THEN op.name IN {BATCHED} ELSE batch > 1 END AS product
         FROM device_work w JOIN (
-            SELECT s.rank, s.trace_id, s.span_id, s.start_ns, s.stream, op.name AS parent_name,
-                   coalesce(op.kind = '{Kind.OP}', false) AS named,
+            SELECT s.rank, s.trace_id, s.span_id, s.start_ns, s.stream,
                    TRY_CAST(json_extract_string(s.attributes, '$.grid[2]') AS BIGINT) AS batch
-            FROM spans s LEFT JOIN library_calls_of_spans within
-                 ON within.rank = s.rank AND within.trace_id = s.trace_id AND within.span_id = s.parent_id
-            LEFT JOIN spans op ON op.rank = s.rank AND op.trace_id = s.trace_id
-                 AND op.span_id = coalesce(within.op_id, s.parent_id) AND op.level = {int(Level.OP)}
-            WHERE s.level = {int(Level.KERNEL)}
+            FROM spans s WHERE s.level = {int(Level.KERNEL)}
         ) stream ON stream.rank = w.rank AND stream.trace_id = w.trace_id AND stream.span_id = w.span_id
                 AND stream.start_ns = w.start_ns
+        LEFT JOIN spans op ON op.rank = w.rank AND op.trace_id = w.trace_id AND op.span_id = w.op_id
+                AND op.level = {int(Level.OP)}
         WHERE w.kind = '{Kind.KERNEL}'
     ),
     told AS (
