@@ -15,7 +15,7 @@ LOG_LEVEL = "KINETO_LOG_LEVEL"
 """Variable of Kineto's log level; by default Kineto logs two lines to stderr each time it is switched."""
 
 COMPLAINT = b"ERROR: External init callback must run in same thread as registerClient"
-"""Begin of the line that Kineto prints at any log level if its first use is not in the thread that loaded it."""
+"""Start of the line that Kineto prints at any log level if its first use is not in the thread that loaded it."""
 
 ours = False
 """Whether xsp's collector has switched Kineto on."""

@@ -193,8 +193,8 @@ class Asked:
         """Return the cached result of `make` under `name`, so that questions which share it compute it once."""
         if name not in self._made:
             self._made[name] = make()
-        found: T = self._made[name]
-        return found
+        result: T = self._made[name]
+        return result
 
     def part(self, name: str) -> Any:
         """Return the part that a provider makes of this subject; the provider is called once, even if it fails.
@@ -211,7 +211,7 @@ class Asked:
                 self._made[name] = make(self)
             except XspError as error:
                 self._made[name] = error
-        found = self._made[name]
-        if isinstance(found, XspError):
-            raise found
-        return found
+        result = self._made[name]
+        if isinstance(result, XspError):
+            raise result
+        return result

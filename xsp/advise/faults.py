@@ -95,9 +95,9 @@ def page_faults(asked: Asked) -> Iterator[Advice]:
     usage = of(asked)
     if usage is None:
         raise AnalysisError("the run did not count page faults: an older xsp made it, or fewer than two steps ran bare")
-    whole = calls.step_ms(asked)
+    step_ms = calls.step_ms(asked)
     gain, threads = _gain(asked, usage), _threads(trace)
-    percent = 100 * gain.value / whole
+    percent = 100 * gain.value / step_ms
     if usage.faults < LEAST_FAULTS or percent < LEAST_PERCENT:
         return
     on_linux = (trace.run.machine.system or "").startswith("Linux")
@@ -109,7 +109,7 @@ def page_faults(asked: Asked) -> Iterator[Advice]:
         False,
         percent,
         (
-            f"the system takes {usage.system_ms:.3g} ms for the program's threads in an iteration of {whole:.3g} ms",
+            f"the system takes {usage.system_ms:.3g} ms for the program's threads in an iteration of {step_ms:.3g} ms",
             f"{threads} thread{'s' * (threads > 1)} may have waited for it in turn or at the same time",
             "pages of files that are read are included: these remain",
         ),

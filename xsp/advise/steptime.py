@@ -19,16 +19,16 @@ def of(answers: Answers) -> Step | None:
     Where devices worked, a loss is a share of their window. If the window is as long as the steps together, the loss is
     the same share of a step; else gains are shares of the window.
     """
-    found = _iteration(answers) or latency(answers)
+    step = _iteration(answers) or latency(answers)
     activity = answers["device-activity"].dicts()
     if not activity or not activity[-1]["window_ms"]:
-        return found
+        return step
     devices = {(row["rank"], row["device"]) for row in activity[:-1]} or {(0, 0)}
     window = float(activity[-1]["window_ms"]) / len(devices)
-    if found is not None and found.steps:
-        together = found.ms.value * found.steps
-        if abs(window - together) <= ALIKE * together:
-            return found
+    if step is not None and step.steps:
+        total_ms = step.ms.value * step.steps
+        if abs(window - total_ms) <= ALIKE * total_ms:
+            return step
     return Step(Interval(window, window, window), "window")
 
 

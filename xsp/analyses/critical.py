@@ -43,7 +43,7 @@ _PATH = f"""
 """
 """Query of the path from the tables of its segments and labels; many segments share a label."""
 
-_BY = {
+_SUMMARY_COLUMNS = {
     "grouped_by": "VARCHAR",
     "name": "VARCHAR",
     "segments": "BIGINT",
@@ -90,10 +90,10 @@ def _walk(trace: Trace) -> None:
     end = last.end if last is not None else window.end
     walk = Walk(rows, window.main, window.start, window.end)
     walk.back_from(end, last)
-    _keep(trace, walk, window, end)
+    _store_path(trace, walk, window, end)
 
 
-def _keep(trace: Trace, walk: Walk, window: _Window, end: int) -> None:
+def _store_path(trace: Trace, walk: Walk, window: _Window, end: int) -> None:
     """Store the path in the engine, as text: a path can be long, and the engine is slow at reading Python lists."""
     values(trace, "path_labels", _LABELS, [(number, *label) for label, number in walk.labels.items()])
     path = walk.path[::-1]
@@ -128,7 +128,7 @@ def critical_path_summary(trace: Trace) -> Table:
         f"WITH path AS MATERIALIZED ({_PATH}) "
         f"SELECT grouped_by, name, segments, dur_ms, percent_of_path FROM ({parts}) ORDER BY place, dur_ms DESC, name"
     ).fetchall()
-    return values(trace, "critical_path_summary", _BY, rows)
+    return values(trace, "critical_path_summary", _SUMMARY_COLUMNS, rows)
 
 
 def _window(trace: Trace) -> _Window:
@@ -140,32 +140,32 @@ def _window(trace: Trace) -> _Window:
     if not steps:
         return _everything(trace)
     trace_id, step, rung, rank, start, end, process, thread = steps[0]
-    named = {"trace_id": trace_id, "step": step, "rung": rung, "rank": rank}
-    spans = " AND ".join(f"{name} IS NOT DISTINCT FROM {_sql(value)}" for name, value in named.items())
+    identity = {"trace_id": trace_id, "step": step, "rung": rung, "rank": rank}
+    spans = " AND ".join(f"{name} IS NOT DISTINCT FROM {_sql(value)}" for name, value in identity.items())
     main = (process, thread) if thread is not None else _busiest(trace, spans)
-    waits = f"SELECT min(start_ns) FROM spans WHERE {spans} AND kind = '{Kind.DATA}' AND start_ns < {start}"
-    ((waited,),) = trace.con.execute(waits).fetchall()
-    return _Window(spans, rank, start if waited is None else waited, end, main)
+    query = f"SELECT min(start_ns) FROM spans WHERE {spans} AND kind = '{Kind.DATA}' AND start_ns < {start}"
+    ((data_start,),) = trace.con.execute(query).fetchall()
+    return _Window(spans, rank, start if data_start is None else data_start, end, main)
 
 
 def _busiest(trace: Trace, spans: str) -> Thread:
     """Return the thread with the longest time from its first span to its last, for a step that names no thread."""
-    found = trace.con.execute(
+    rows = trace.con.execute(
         f"SELECT process, thread FROM spans WHERE {spans} AND device IS NULL AND thread IS NOT NULL AND dur_ns > 0 "
         "GROUP BY process, thread ORDER BY max(start_ns + dur_ns) - min(start_ns) DESC, count(*) DESC, 1, 2 LIMIT 1"
     ).fetchall()
-    return found[0] if found else (None, None)
+    return rows[0] if rows else (None, None)
 
 
 def _everything(trace: Trace) -> _Window:
     """Return the time of the first rank's spans, as if it were a step."""
-    found = trace.con.execute(
+    rows = trace.con.execute(
         "SELECT rank, min(start_ns), max(start_ns + dur_ns) FROM spans "
         "WHERE dur_ns > 0 GROUP BY rank ORDER BY rank LIMIT 1"
     ).fetchall()
-    if not found:
+    if not rows:
         raise AnalysisError(f"critical-path (Critical path) needs spans with durations, and {trace.name!r} holds none")
-    rank, start, end = found[0]
+    rank, start, end = rows[0]
     spans = f"rank IS NOT DISTINCT FROM {_sql(rank)}"
     return _Window(spans, rank, start, end, _busiest(trace, spans))
 

@@ -122,36 +122,38 @@ def shares(*place: str) -> str:
     Args:
         place: columns of `device_work` that distinguish windows, for example the device.
     """
-    where = ", ".join(place)
-    same = " AND ".join(f"windows.{name} IS NOT DISTINCT FROM work.{name}" for name in place)
-    until = ", ".join(f"max(CASE WHEN {of} THEN end_ns END) OVER sofar AS {name}_until" for name, of in _UNIONS.items())
-    added = ", ".join(
-        f"coalesce(sum(CASE WHEN {of} THEN greatest(0, end_ns - greatest(start_ns, coalesce({name}_until, start_ns))) "
-        f"END), 0)::BIGINT AS {name}_ns"
-        for name, of in _UNIONS.items()
+    columns = ", ".join(place)
+    join_condition = " AND ".join(f"windows.{name} IS NOT DISTINCT FROM work.{name}" for name in place)
+    until = ", ".join(
+        f"max(CASE WHEN {condition} THEN end_ns END) OVER sofar AS {name}_until" for name, condition in _UNIONS.items()
+    )
+    durations = ", ".join(
+        f"coalesce(sum(CASE WHEN {condition} THEN "
+        f"greatest(0, end_ns - greatest(start_ns, coalesce({name}_until, start_ns))) END), 0)::BIGINT AS {name}_ns"
+        for name, condition in _UNIONS.items()
     )
     return f"""
         windows AS (
-            SELECT *, (coalesce(sum(window_ns) OVER (ORDER BY {where} ROWS BETWEEN UNBOUNDED PRECEDING
+            SELECT *, (coalesce(sum(window_ns) OVER (ORDER BY {columns} ROWS BETWEEN UNBOUNDED PRECEDING
                                                      AND 1 PRECEDING), 0) - first_ns)::BIGINT AS shift_ns
             FROM (
-                SELECT {where}, min(start_ns) AS first_ns, max(end_ns) - min(start_ns) AS window_ns
-                FROM device_work GROUP BY {where}
+                SELECT {columns}, min(start_ns) AS first_ns, max(end_ns) - min(start_ns) AS window_ns
+                FROM device_work GROUP BY {columns}
             )
         ),
         laid AS (
             SELECT {", ".join(f"windows.{name}" for name in place)}, window_ns, purpose,
                    start_ns + shift_ns AS start_ns, end_ns + shift_ns AS end_ns
-            FROM device_work work JOIN windows ON {same}
+            FROM device_work work JOIN windows ON {join_condition}
         ),
         swept AS (
             SELECT *, {until} FROM laid
             WINDOW sofar AS (ORDER BY start_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
         ),
         shares AS (
-            SELECT {where}, window_ns, busy_ns, computation_ns, communication_ns, copy_ns,
+            SELECT {columns}, window_ns, busy_ns, computation_ns, communication_ns, copy_ns,
                    kernels_ns - computation_ns AS exposed_communication_ns, busy_ns - kernels_ns AS exposed_copy_ns
-            FROM (SELECT {where}, any_value(window_ns) AS window_ns, {added} FROM swept GROUP BY {where})
+            FROM (SELECT {columns}, any_value(window_ns) AS window_ns, {durations} FROM swept GROUP BY {columns})
         )
     """
 

@@ -115,7 +115,7 @@ def kernel_sequences(trace: Trace) -> Table:
     _prepare(trace)
     places = range(1, max(LENGTHS) + 1)
     names = ", ".join(f"kind_{place}.short" for place in places)
-    found = " ".join(
+    joins = " ".join(
         f"LEFT JOIN kinds kind_{place} ON kind_{place}.id::VARCHAR = split_part(key, ' ', {place})" for place in places
     )
     windows = " UNION ALL ".join(f"SELECT * FROM ({_windows(length)}) WHERE whole_ns IS NOT NULL" for length in LENGTHS)
@@ -141,7 +141,7 @@ def kernel_sequences(trace: Trace) -> Table:
             SELECT *, place - min(place) OVER held AS offset_, count(*) OVER held AS many,
                    max(place) OVER held - min(place) OVER held AS width
             FROM islands WINDOW held AS (PARTITION BY key, rank, device, stream, recording, island)
-        ), alone AS (  -- of occurrences that overlap, p apart, each ceil(length / p)-th
+        ), alone AS (  -- of overlapping occurrences at a distance of p, every ceil(length / p)-th
             SELECT * FROM places
             WHERE many = 1 OR offset_ % (ceil(length * (many - 1.0) / width) * width / (many - 1.0))::BIGINT = 0
         ), counted AS (
@@ -164,6 +164,6 @@ def kernel_sequences(trace: Trace) -> Table:
         SELECT times, length AS kernels, ns / 1e6 AS device_ms,
                100.0 * ns / nullif((SELECT sum(dur_ns) FROM ordered), 0) AS percent_of_device_time,
                ns / 1e3 / times AS mean_us, gap_ns / 1e3 AS gap_us, concat_ws(' → ', {names}) AS sequence
-        FROM whole {found} ORDER BY device_ms DESC, kernels DESC, sequence
+        FROM whole {joins} ORDER BY device_ms DESC, kernels DESC, sequence
         """
     )

@@ -100,18 +100,18 @@ class _Timeline:
         self.backward = any(row.backward for row in rows)
 
     def _divide(self, rows: Sequence[Seen]) -> None:
-        open_: list[tuple[int, Seen, str | None]] = []
+        stack: list[tuple[int, Seen, str | None]] = []
         now = 0
         for row in rows:
-            while open_ and open_[-1][0] <= row.start:
-                now = self._until(open_[-1][0], now, open_.pop())
-            if open_:
-                now = self._until(row.start, now, open_[-1])
+            while stack and stack[-1][0] <= row.start:
+                now = self._until(stack[-1][0], now, stack.pop())
+            if stack:
+                now = self._until(row.start, now, stack[-1])
             now = max(now, row.start)
-            outer = open_[-1][2] if open_ else None
-            open_.append((row.end, row, row.name if row.kind == Kind.OP else outer))
-        while open_:
-            now = self._until(open_[-1][0], now, open_.pop())
+            outer = stack[-1][2] if stack else None
+            stack.append((row.end, row, row.name if row.kind == Kind.OP else outer))
+        while stack:
+            now = self._until(stack[-1][0], now, stack.pop())
 
     def _until(self, end: int, now: int, inner: tuple[int, Seen, str | None]) -> int:
         if end <= now:
@@ -128,8 +128,8 @@ class _Timeline:
 
     def work_ended(self, after: int, until: int) -> int | None:
         """Return the last end in (after, until] of work in spans other than holders, or None."""
-        place = bisect_right(self.work_ends, until)
-        return self.work_ends[place - 1] if place and self.work_ends[place - 1] > after else None
+        index = bisect_right(self.work_ends, until)
+        return self.work_ends[index - 1] if index and self.work_ends[index - 1] > after else None
 
 
 class _Lane:
@@ -141,8 +141,8 @@ class _Lane:
 
     def ended(self, until: int) -> Seen | None:
         """Return the work that ended last, at `until` or before."""
-        place = bisect_right(self.ends, until)
-        return self.rows[place - 1] if place else None
+        index = bisect_right(self.ends, until)
+        return self.rows[index - 1] if index else None
 
 
 class Walk:
@@ -165,11 +165,11 @@ class Walk:
             else:
                 streams[row.device, row.stream].append(row)
         self.main, self.start, self.step_end = main, start, step_end
-        self.threads = {name: _Timeline(found) for name, found in threads.items()}
-        self.backward = [name for name, found in self.threads.items() if found.backward and name != main]
-        self.streams = {name: _Lane(found) for name, found in streams.items()}
+        self.threads = {name: _Timeline(spans) for name, spans in threads.items()}
+        self.backward = [name for name, timeline in self.threads.items() if timeline.backward and name != main]
+        self.streams = {name: _Lane(spans) for name, spans in streams.items()}
         self.devices = {
-            device: _Lane(row for (of, _), found in streams.items() if of == device for row in found)
+            device: _Lane(row for (owner, _), spans in streams.items() if owner == device for row in spans)
             for device in {device for device, _ in streams}
         }
         self.copies: dict[_Call, Seen] = {
@@ -195,13 +195,13 @@ class Walk:
             end: end of the path.
             last: the device work that ends at `end`; None if the path ends on the host.
         """
-        here: Thread | Seen = self.main if last is None else last
+        current: Thread | Seen = self.main if last is None else last
         now, stuck = end, 0
         while now > self.start:
-            if isinstance(here, Seen):
-                here, before = self._device(here, now)
+            if isinstance(current, Seen):
+                current, before = self._device(current, now)
             else:
-                here, before = self._host(here, now, stuck > _PATIENCE)
+                current, before = self._host(current, now, stuck > _PATIENCE)
             stuck = stuck + 1 if before >= now else 0
             now = before
 
@@ -213,11 +213,13 @@ class Walk:
         start = max(start, self.start)
         if start >= end:
             return end
-        place = (seen.layer_id, seen.thread, seen.device, seen.stream) if seen is not None else (None, None, None, None)
-        label = self.labels.setdefault(Label(what, name, op, *place, after), len(self.labels))
+        location = (
+            (seen.layer_id, seen.thread, seen.device, seen.stream) if seen is not None else (None, None, None, None)
+        )
+        label = self.labels.setdefault(Label(what, name, op, *location, after), len(self.labels))
         if start < self.step_end < end:
             self.path.append((self.step_end, label))
-        elif self.path and self.path[-1][1] == label and place[2] is None and end != self.step_end:
+        elif self.path and self.path[-1][1] == label and location[2] is None and end != self.step_end:
             self.path.pop()  # merge adjacent segments of the host with the same label
         self.path.append((start, label))
         return start
@@ -240,27 +242,29 @@ class Walk:
         previous = self.streams[work.device or 0, work.stream].ended(work.start)
         if previous is not None:
             ready, after, source = previous.end, "stream order", previous
-        if launch is not None and (called := min(launch.end, work.start)) > ready:
-            ready, after, source = called, "launch", (launch.process, launch.thread)
+        if launch is not None and (launched := min(launch.end, work.start)) > ready:
+            ready, after, source = launched, "launch", (launch.process, launch.thread)
         if work.start - ready > LATENCY_NS:
-            other = self.devices[work.device or 0].ended(work.start)
-            if other is not None and other.end > ready:
-                ready, after, source = other.end, "another stream", other
+            last_work = self.devices[work.device or 0].ended(work.start)
+            if last_work is not None and last_work.end > ready:
+                ready, after, source = last_work.end, "another stream", last_work
         return ready, after, source
 
     def _host(self, thread: Thread, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
         """Go from a moment of a thread to the work that it had waited for until then."""
         timeline = self.threads.get(thread)
-        place = timeline.before(now) if timeline is not None else None
-        if timeline is None or place is None:
+        index = timeline.before(now) if timeline is not None else None
+        if timeline is None or index is None:
             return self._gap(thread, self.start, now, stuck)
-        begin, end, seen, op = timeline.starts[place], timeline.ends[place], timeline.seen[place], timeline.ops[place]
+        begin, end, seen, op = timeline.starts[index], timeline.ends[index], timeline.seen[index], timeline.ops[index]
         if end < now:
             return self._gap(thread, end, now, stuck)
         if seen.kind in HOLDERS:
-            ended, other = self._backward_ended(begin, now) if thread == self.main and not stuck else (begin, None)
-            if other is not None:
-                return other, self._add(ended, now, seen, "backward thread", op)
+            ended, backward_thread = (
+                self._backward_ended(begin, now) if thread == self.main and not stuck else (begin, None)
+            )
+            if backward_thread is not None:
+                return backward_thread, self._add(ended, now, seen, "backward thread", op)
         else:
             work = self._waited_for(seen, begin, now) if not stuck else None
             if work is not None:
@@ -271,19 +275,19 @@ class Walk:
         """Return the device work whose end let a call return, or None if the call does not wait."""
         if call.waits:
             lanes = [lane for (_, stream), lane in self.streams.items() if call.waits_on in (None, stream)]
-            found = [work for lane in lanes if (work := lane.ended(now + SKEW_NS)) is not None]
+            candidates = [work for lane in lanes if (work := lane.ended(now + SKEW_NS)) is not None]
         elif call.kind == Kind.LAUNCH:
             copies = (self.copies.get((process, call.correlation_id)) for process in (call.process, None))
-            found = [copy for copy in copies if copy is not None and copy.end <= now + SKEW_NS]
+            candidates = [copy for copy in copies if copy is not None and copy.end <= now + SKEW_NS]
         else:
             return None
-        last = max(found, key=lambda work: work.end, default=None)
+        last = max(candidates, key=lambda work: work.end, default=None)
         return last if last is not None and last.end > begin else None
 
     def _backward_ended(self, after: int, until: int) -> tuple[int, Thread | None]:
         """Return when, and on which thread, a backward operator ended last in (after, until]."""
         ends = [(end, name) for name in self.backward if (end := self.threads[name].work_ended(after, until))]
-        return max(ends, key=lambda found: found[0]) if ends else (after, None)
+        return max(ends, key=lambda pair: pair[0]) if ends else (after, None)
 
     def _gap(self, thread: Thread, begin: int, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
         """Continue from a moment at which a thread has no span."""

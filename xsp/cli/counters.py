@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def once_more(count: Callable[[], dict[str, Any]]) -> None:
-    """Have the kernels of a run counted, and print the result; a failure leaves the run complete without counters."""
+    """Count the kernels of a run, and print the result; a failure leaves the run complete without counters."""
     progress.warn("xsp: running again under Nsight Compute, which replays each kernel of one step")
     try:
         progress.warn(shown(count()))

@@ -30,9 +30,9 @@ def run(given: argparse.Namespace) -> int:
     """Compare the results, and print the comparison."""
     from xsp.evaluate import results, standings, tables
 
-    found = standings.compared([results.named(each, given.store) for each in given.result])
+    comparisons = standings.compared([results.named(name, given.store) for name in given.result])
     if given.format == "json":
-        progress.put(json.dumps([tables.comparison_json(each) for each in found], indent=1) + "\n")
+        progress.put(json.dumps([tables.comparison_json(comparison) for comparison in comparisons], indent=1) + "\n")
     else:
-        progress.tell("\n\n".join(tables.comparison(each) for each in found))
+        progress.tell("\n\n".join(tables.comparison(comparison) for comparison in comparisons))
     return 0

@@ -38,13 +38,13 @@ def run(given: argparse.Namespace) -> int:
     """Print the leaderboard."""
     from xsp.evaluate import standings, tables
 
-    found = evaluate_run.every_result(given.store)
-    rows = standings.leaderboard(found, given.task, given.by)
+    results = evaluate_run.every_result(given.store)
+    rows = standings.leaderboard(results, given.task, given.by)
     if given.format == "json":
-        progress.put(json.dumps([tables.standing_json(each) for each in rows], indent=1) + "\n")
+        progress.put(json.dumps([tables.standing_json(row) for row in rows], indent=1) + "\n")
     elif not rows:
-        of = f" of the task {given.task!r}" if given.task else ""
-        progress.tell(f"no results{of} in {given.store}; make some with `xsp evaluate run MANIFEST`")
+        scope = f" of the task {given.task!r}" if given.task else ""
+        progress.tell(f"no results{scope} in {given.store}; make some with `xsp evaluate run MANIFEST`")
     else:
         progress.tell(tables.standing(rows, given.rows, given.by))
     return 0

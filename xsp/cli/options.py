@@ -106,7 +106,7 @@ def counting(parser: argparse.ArgumentParser) -> None:
 
 
 def check_writable(*files: Path | None) -> None:
-    """Refuse files that cannot be written, before time is spent on what is to be in them; None is no file.
+    """Refuse files that cannot be written, before time is spent on computing their content; None is no file.
 
     Raises:
         UnwritableError: a path is that of a folder, or its folder is missing or not writable.
@@ -198,13 +198,13 @@ def _sizes(text: str) -> dict[str, int]:
     Raises:
         ArgumentTypeError: the text has another form, or repeats a name.
     """
-    found: dict[str, int] = {}
-    for each in text.split(","):
-        name, _, number = (part.strip() for part in each.rpartition("="))
-        if not name or not number.isdecimal() or name in found:
+    by_name: dict[str, int] = {}
+    for entry in text.split(","):
+        name, _, number = (part.strip() for part in entry.rpartition("="))
+        if not name or not number.isdecimal() or name in by_name:
             raise argparse.ArgumentTypeError(f"{text!r}: write each name once, with a number: sequence=128,past=0")
-        found[name] = int(number)
-    return found
+        by_name[name] = int(number)
+    return by_name
 
 
 def seeding(parser: argparse._ActionsContainer) -> None:
@@ -312,6 +312,6 @@ def recorded(given: argparse.Namespace, name: str) -> Settings:
     Raises:
         UsageError: the settings are invalid.
     """
-    asked = {each.name: getattr(given, each.name) for each in fields(Settings) if each.name in given}
-    asked |= {"name": name, "out": given.out or Path("runs") / name, "next_free": given.out is None}
-    return Settings(**asked)
+    values = {field.name: getattr(given, field.name) for field in fields(Settings) if field.name in given}
+    values |= {"name": name, "out": given.out or Path("runs") / name, "next_free": given.out is None}
+    return Settings(**values)

@@ -25,12 +25,12 @@ SUMMARY = "propose configurations to record next"
 def seconds(text: str) -> float:
     """Return a number of seconds, at least 0."""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < 1e9:
+        value = math.nan
+    if not 0 <= value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return found
+    return value
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,16 +54,16 @@ def run(given: argparse.Namespace) -> int:
     from xsp.errors import UsageError
     from xsp.predict import fitted, fittext, nextrun
 
-    found = fitted.read(given.fit or Path(fitted.NAME))
+    fit = fitted.read(given.fit or Path(fitted.NAME))
     point = None
     if given.values:
-        those = asked(found, given.values)
-        if len(those) > 1:
+        points = asked(fit, given.values)
+        if len(points) > 1:
             raise UsageError("xsp predict next takes one configuration: one value for each factor")
-        point = those[0]
-    chosen = nextrun.choose(found, min(given.count, 1_000), point, given.steps, given.start)
+        point = points[0]
+    proposals = nextrun.choose(fit, min(given.count, 1_000), point, given.steps, given.start)
     if given.format == "json":
-        progress.put(json.dumps(fittext.following_json(found, chosen), indent=2, allow_nan=False) + "\n")
+        progress.put(json.dumps(fittext.following_json(fit, proposals), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(fittext.following(found, chosen, point))
+        progress.tell(fittext.following(fit, proposals, point))
     return 0

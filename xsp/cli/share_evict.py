@@ -36,7 +36,7 @@ def run(given: argparse.Namespace) -> int:
         progress.warn(f"xsp share: nothing was evicted at {text}")
 
     on_devices = devices.evict(key, given.dir, told)  # first: the host keeps weights that are on a device
-    found = client.evict(key, given.dir)
-    also = f", {on_devices} on devices" if on_devices else ""
-    progress.tell(f"{found['evicted']} evicted{also}, {found['attached']} attached and kept")
+    result = client.evict(key, given.dir)
+    suffix = f", {on_devices} on devices" if on_devices else ""
+    progress.tell(f"{result['evicted']} evicted{suffix}, {result['attached']} attached and kept")
     return 0

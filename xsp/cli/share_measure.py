@@ -39,7 +39,7 @@ def run(given: argparse.Namespace) -> int:
 
     if given.seed < 0:
         raise UsageError("--seed: 0 or more")
-    with progress.shown(given.quiet) as told:
-        found = measuring.measure(given.source, given.module, given.turns, given.seed, told)
-    progress.put((json.dumps(paying.plain(found), indent=1) if given.format == "json" else paying.text(found)) + "\n")
+    with progress.shown(given.quiet) as show:
+        result = measuring.measure(given.source, given.module, given.turns, given.seed, show)
+    progress.put((json.dumps(paying.plain(result), indent=1) if given.format == "json" else paying.text(result)) + "\n")
     return 0

@@ -153,17 +153,17 @@ class Spans:
 
     def take(self, order: Array) -> Spans:
         """Return the spans in another order."""
-        taken: Spans = _taken(self, order)
-        return taken
+        reordered: Spans = _reordered(self, order)
+        return reordered
 
 
-def _taken(part: Any, order: Array) -> Any:
+def _reordered(part: Any, order: Array) -> Any:
     if part is None:
         return None
     return (
         part[order]
         if isinstance(part, np.ndarray)
-        else type(part)(*(_taken(getattr(part, each.name), order) for each in fields(part)))
+        else type(part)(*(_reordered(getattr(part, column.name), order) for column in fields(part)))
     )
 
 
@@ -195,11 +195,11 @@ def outer_first(spans: Spans, tolerance: int) -> Array:
     begin = begins(spans, tolerance)
     order = np.argsort(begin, kind="stable")
     ordered = begin[order]
-    alike = ordered[1:] == ordered[:-1]
-    if alike.any():
+    equal = ordered[1:] == ordered[:-1]
+    if equal.any():
         tied = np.zeros(len(order), bool)
-        tied[1:] |= alike
-        tied[:-1] |= alike
+        tied[1:] |= equal
+        tied[:-1] |= equal
         rows = order[tied]
         keys = (spans.number[rows], spans.inside[rows], -spans.end[rows], spans.level[rows], begin[rows])
         order[tied] = rows[np.lexsort(keys)]

@@ -57,24 +57,24 @@ class Actor:
             name: name of this evaluation, for `cancel`.
         """
 
-        def said(what: str, done: int, of: int) -> None:
-            self._said = what, done, of
+        def said(stage: str, done: int, total: int) -> None:
+            self._said = stage, done, total
             if name in self._cancelled:
                 raise ManifestError("it was cancelled")
 
         with tempfile.TemporaryDirectory() as store:
             try:
-                asked = reading.of_plain(manifest).manifest
+                parsed = reading.of_plain(manifest).manifest
                 options = Options(Path(store), levels, bound, self._trusted)
-                place = self._agent.submit(asked, self._folder, options, said)
+                result_dir = self._agent.submit(parsed, self._folder, options, said)
             except ProcessLost as error:
                 return {"lost": str(error)}
             except ManifestError as error:
                 return {"error": str(error)}
             finally:
                 self._cancelled.discard(name)
-            files = [each for each in place.rglob("*") if each.is_file() and not each.is_symlink()]
-            return {"files": {each.relative_to(place).as_posix(): each.read_bytes() for each in files}}
+            files = [path for path in result_dir.rglob("*") if path.is_file() and not path.is_symlink()]
+            return {"files": {path.relative_to(result_dir).as_posix(): path.read_bytes() for path in files}}
 
 
 class OnRay:
@@ -105,11 +105,11 @@ class OnRay:
         ray = _ray()
         try:
             name = secrets.token_hex(8)
-            running = self._handle.evaluate.remote(manifest.plain(), options.levels, options.bound, name)
+            task = self._handle.evaluate.remote(manifest.plain(), options.levels, options.bound, name)
             silent_from = time.monotonic()
-            while not ray.wait([running], timeout=0.5)[0]:
+            while not ray.wait([task], timeout=0.5)[0]:
                 try:
-                    now = ray.get(self._handle.progress.remote(), timeout=PATIENCE_S)
+                    state = ray.get(self._handle.progress.remote(), timeout=PATIENCE_S)
                     silent_from = time.monotonic()
                 except ray.exceptions.GetTimeoutError:
                     if time.monotonic() - silent_from > agents.DEAD_AFTER_S:
@@ -117,35 +117,35 @@ class OnRay:
                         raise
                     continue
                 try:
-                    progress(*now)
+                    progress(*state)
                 except BaseException:
                     self._handle.cancel.remote(name)
-                    ray.wait([running], timeout=PATIENCE_S)  # so that the next evaluation does not overlap
+                    ray.wait([task], timeout=PATIENCE_S)  # so that the next evaluation does not overlap
                     raise
-            said = ray.get(running)
-        except ray.exceptions.RayTaskError as error:  # it lives, and something in it raised
-            said = (str(error.cause).splitlines() or [""])[0]
+            reply = ray.get(task)
+        except ray.exceptions.RayTaskError as error:  # the agent is alive; its code raised an error
+            reply = (str(error.cause).splitlines() or [""])[0]
             raise ManifestError(
-                f"the agent {self._facts.name} failed: {type(error.cause).__name__}: {said[:200]}"
+                f"the agent {self._facts.name} failed: {type(error.cause).__name__}: {reply[:200]}"
             ) from error
         except ray.exceptions.RayError as error:
             raise AgentLost(f"the agent {self._facts.name} died ({type(error).__name__})") from error
-        if "lost" in said:
-            raise ProcessLost(said["lost"])
-        if "error" in said:
-            raise ManifestError(said["error"])
-        return _stored(said["files"], manifest, options.store)
+        if "lost" in reply:
+            raise ProcessLost(reply["lost"])
+        if "error" in reply:
+            raise ManifestError(reply["error"])
+        return _stored(reply["files"], manifest, options.store)
 
 
 def _stored(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path:
-    with results.written(store, manifest.identity) as (beside, done):
+    with results.written(store, manifest.identity) as (staging, paths):
         for name, content in files.items():
-            plain = PurePosixPath(name)
-            if plain.is_absolute() or ".." in plain.parts or not plain.parts:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts:
                 raise ManifestError(f"an agent returned a file {name!r}, which is outside its result")
-            (beside / plain).parent.mkdir(parents=True, exist_ok=True)
-            (beside / plain).write_bytes(content)
-    return done[0]
+            (staging / path).parent.mkdir(parents=True, exist_ok=True)
+            (staging / path).write_bytes(content)
+    return paths[0]
 
 
 def connect(address: str) -> None:
@@ -161,8 +161,8 @@ def connect(address: str) -> None:
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ManifestError(f"no Ray cluster at {address}: {said}; `ray start --head` starts one") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ManifestError(f"no Ray cluster at {address}: {reason}; `ray start --head` starts one") from error
 
 
 def start(name: str, labels: Mapping[str, str], folder: Path, trusted: bool = False) -> Facts:
@@ -180,13 +180,13 @@ def start(name: str, labels: Mapping[str, str], folder: Path, trusted: bool = Fa
     ray = _ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     try:
         handle = (
             ray.remote(Actor)
             .options(
                 name=name, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_concurrency=4, max_restarts=0,
-                scheduling_strategy=here,
+                scheduling_strategy=strategy,
             )
             .remote(name, dict(labels), str(folder.resolve()), trusted)
         )  # fmt: skip
@@ -220,24 +220,24 @@ def found(names: Sequence[str] | None = None) -> tuple[list[OnRay], dict[str, st
         ManifestError: there is no agent of one of the names.
     """
     ray = _ray()
-    known = sorted(
-        each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE
+    existing = sorted(
+        actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE
     )
     for name in names or ():
-        if name not in known:
-            raise ManifestError(f"there is no agent {name!r}; there are {', '.join(known) or 'none'}")
-    made, silent = [], {}
-    for name in known if names is None else names:
+        if name not in existing:
+            raise ManifestError(f"there is no agent {name!r}; there are {', '.join(existing) or 'none'}")
+    reachable, silent = [], {}
+    for name in existing if names is None else names:
         try:
             handle = ray.get_actor(name, namespace=NAMESPACE)
-            made.append(OnRay(handle, _facts(ray.get(handle.facts.remote(), timeout=PATIENCE_S))))
+            reachable.append(OnRay(handle, _facts(ray.get(handle.facts.remote(), timeout=PATIENCE_S))))
         except (ray.exceptions.RayError, ValueError) as error:
             silent[name] = f"it does not answer ({type(error).__name__})"
-    return made, silent
+    return reachable, silent
 
 
-def _facts(said: Mapping[str, Any]) -> Facts:
-    return Facts(**{**said, "gpus": tuple(said["gpus"]), "beat_s": time.time()})
+def _facts(reply: Mapping[str, Any]) -> Facts:
+    return Facts(**{**reply, "gpus": tuple(reply["gpus"]), "beat_s": time.time()})
 
 
 def _ray() -> Any:

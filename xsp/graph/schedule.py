@@ -60,11 +60,11 @@ def together(
         times: times of each node, by threads; at least one for at most `cores` threads; not negative.
         cores: number of cores of the machine.
     """
-    fitting = [{threads: each for threads, each in those.items() if threads <= cores} for those in times]
-    best = [min(those.values()) for those in fitting]
+    fitting = [{threads: time for threads, time in node_times.items() if threads <= cores} for node_times in times]
+    best = [min(node_times.values()) for node_times in fitting]
     parallel, path = paths.longest(data, best)
-    work = sum(min(threads * each for threads, each in those.items()) for those in fitting)
-    placed = min((list_schedule(every, each, cores) for each in (fitting, _economical(fitting))), key=_end)
+    work = sum(min(threads * time for threads, time in node_times.items()) for node_times in fitting)
+    placed = min((list_schedule(every, choice, cores) for choice in (fitting, _economical(fitting))), key=_end)
     return Together(
         sequential=sum(best),
         parallel=parallel,
@@ -77,12 +77,12 @@ def together(
 
 def _economical(times: Sequence[Times]) -> list[Times]:
     """Reduce each node to the number of threads with which it takes the least core time in total."""
-    least = [min(those, key=lambda threads: (threads * those[threads], threads)) for those in times]
-    return [{threads: those[threads]} for threads, those in zip(least, times, strict=True)]
+    cheapest = [min(node_times, key=lambda threads: (threads * node_times[threads], threads)) for node_times in times]
+    return [{threads: node_times[threads]} for threads, node_times in zip(cheapest, times, strict=True)]
 
 
 def _end(placed: Sequence[Placed]) -> float:
-    return max((each.end for each in placed), default=0)
+    return max((slot.end for slot in placed), default=0)
 
 
 def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> list[Placed]:
@@ -92,15 +92,15 @@ def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores:
     later than it would after all nodes before it, the schedule never takes longer than the sequence.
     """
     after: list[list[int]] = [[] for _ in every]
-    for node, those in enumerate(every):
-        for before in set(those):
-            after[before].append(node)
+    for node, predecessors in enumerate(every):
+        for predecessor in set(predecessors):
+            after[predecessor].append(node)
     rank = _ranks(after, times)
-    missing = [len(set(those)) for those in every]
+    pending = [len(set(predecessors)) for predecessors in every]
     ready_at = [0.0] * len(every)
     waiting: list[tuple[float, int]] = []
     ready: list[tuple[float, int]] = []
-    for node, count in enumerate(missing):
+    for node, count in enumerate(pending):
         if not count:
             heappush(waiting, (0.0, node))
     free = [(0.0, core) for core in range(cores)]
@@ -111,13 +111,13 @@ def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores:
             _, node = heappop(waiting)
             heappush(ready, (-rank[node], node))
         _, node = heappop(ready)
-        found = _place(node, times[node], ready_at[node], free)
-        placed.append(found)
-        for each in after[node]:
-            ready_at[each] = max(ready_at[each], found.end)
-            missing[each] -= 1
-            if not missing[each]:
-                heappush(waiting, (ready_at[each], each))
+        slot = _place(node, times[node], ready_at[node], free)
+        placed.append(slot)
+        for successor in after[node]:
+            ready_at[successor] = max(ready_at[successor], slot.end)
+            pending[successor] -= 1
+            if not pending[successor]:
+                heappush(waiting, (ready_at[successor], successor))
     return placed
 
 
@@ -125,7 +125,7 @@ def _ranks(after: Sequence[Sequence[int]], times: Sequence[Times]) -> list[float
     """Return for each node the longest path from its start to an end."""
     rank = [0.0] * len(after)
     for node in range(len(after) - 1, -1, -1):
-        rank[node] = min(times[node].values()) + max((rank[each] for each in after[node]), default=0.0)
+        rank[node] = min(times[node].values()) + max((rank[successor] for successor in after[node]), default=0.0)
     return rank
 
 
@@ -134,10 +134,10 @@ def _place(node: int, times: Times, ready: float, free: list[tuple[float, int]])
     if not any(times.values()):
         return Placed(node, ready, ready, 0, None)
     end, threads, start = min(
-        ((begin := max(ready, free[threads - 1][0])) + took, threads, begin) for threads, took in times.items()
+        ((begin := max(ready, free[threads - 1][0])) + duration, threads, begin) for threads, duration in times.items()
     )
     core = free[0][1]
-    free[:threads] = [(end, each) for _, each in free[:threads]]
+    free[:threads] = [(end, core) for _, core in free[:threads]]
     free.sort()
     return Placed(node, start, end, threads, core)
 

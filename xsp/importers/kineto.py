@@ -40,18 +40,18 @@ class Kineto(TableImporter):
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
         """Make the table `seen`, see `TableImporter.fill`."""
         rows = kineto_rows.Rows()
-        around = traceevents.read(con, source, rows)
+        envelope = traceevents.read(con, source, rows)
         losses = Losses(self.name)
-        if around.open:
+        if envelope.open:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
-        run = _run(around.keys)
+        run = _run(envelope.keys)
         counters = kineto_counters.attach(con, run["machine"]["device_properties"], losses)
-        base_ns = whole(around.keys.get(kineto_rows.BASE)) or 0
+        base_ns = whole(envelope.keys.get(kineto_rows.BASE)) or 0
         kineto_whole.finish(con, base_ns - rows.base_ns, losses)
         losses.spans = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
         if not losses.spans:
             raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
-        private = {key: value for key, value in around.keys.items() if key not in PUBLIC and "version" not in key}
+        private = {key: value for key, value in envelope.keys.items() if key not in PUBLIC and "version" not in key}
         return Seen(run | counters, losses, _resolution(con), private)
 
 
@@ -67,11 +67,11 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
     distributed = keys.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     properties = keys.get("deviceProperties")
-    listed = properties[:MOST_DEVICES] if isinstance(properties, list) else []
-    devices = [_device(each) for each in listed if isinstance(each, dict)]
+    entries = properties[:MOST_DEVICES] if isinstance(properties, list) else []
+    devices = [_device(entry) for entry in entries if isinstance(entry, dict)]
     run: dict[str, Any] = {
         "machine": {
-            "devices": [each["name"] for each in devices],
+            "devices": [device["name"] for device in devices],
             "device_properties": devices,
             "versions": {key: keys[key] for key in sorted(keys) if re.search("version", key) and _is_plain(keys[key])},
         },

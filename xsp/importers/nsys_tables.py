@@ -74,13 +74,15 @@ class Export:
         Raises:
             TraceError: the table cannot be read.
         """
-        held = self.tables.get(name, set())
-        shown = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
-        con.execute(f"CREATE OR REPLACE TABLE {into} ({shown})")
-        if held:
-            wanted = ", ".join(_typed(column, kind) if column in held else "NULL" for column, kind in columns.items())
-            self._pour(con, self._rows(name, f"SELECT {wanted} FROM {table.quoted(name)}"), into, columns)
-        return bool(held)
+        available = self.tables.get(name, set())
+        definitions = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
+        con.execute(f"CREATE OR REPLACE TABLE {into} ({definitions})")
+        if available:
+            expressions = ", ".join(
+                _typed(column, kind) if column in available else "NULL" for column, kind in columns.items()
+            )
+            self._pour(con, self._rows(name, f"SELECT {expressions} FROM {table.quoted(name)}"), into, columns)
+        return bool(available)
 
     def copy_strings(self, con: duckdb.DuckDBPyConnection, wanted: str) -> None:
         """Make the table `nsys_strings` of the strings whose ids a query of the engine returns.
@@ -102,9 +104,11 @@ class Export:
 
     def rows(self, name: str, columns: Mapping[str, str]) -> list[tuple[Any, ...]]:
         """Return the rows of a small table, null for missing columns; an empty list if there is no such table."""
-        held = self.tables.get(name, set())
-        wanted = ", ".join(_typed(column, kind) if column in held else "NULL" for column, kind in columns.items())
-        return list(self._rows(name, f"SELECT {wanted} FROM {table.quoted(name)} LIMIT 1024")) if held else []
+        available = self.tables.get(name, set())
+        expressions = ", ".join(
+            _typed(column, kind) if column in available else "NULL" for column, kind in columns.items()
+        )
+        return list(self._rows(name, f"SELECT {expressions} FROM {table.quoted(name)} LIMIT 1024")) if available else []
 
     def count(self, name: str) -> int:
         """Return the number of rows of a table."""
@@ -126,25 +130,25 @@ class Export:
         into: str,
         columns: Mapping[str, str],
     ) -> None:
-        between = self._folder / "rows.csv"
+        csv_path = self._folder / "rows.csv"
         try:
-            with open(between, "w", encoding="utf-8", newline="") as file:
+            with open(csv_path, "w", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows(rows)
             kinds = ", ".join(f"'{column}': '{kind}'" for column, kind in columns.items())
             con.execute(
-                f"INSERT INTO {into} SELECT * FROM read_csv({table.place(between)}, header = false, "
+                f"INSERT INTO {into} SELECT * FROM read_csv({table.place(csv_path)}, header = false, "
                 f"auto_detect = false, delim = ',', quote = '\"', escape = '\"', nullstr = '', parallel = false, "
                 f"columns = {{{kinds}}})"
             )
         except duckdb.Error as error:
-            reason = str(error).splitlines()[0].replace(str(between), Path(self._source).name)
+            reason = str(error).splitlines()[0].replace(str(csv_path), Path(self._source).name)
             raise TraceError(f"{self._source}: holds values that do not fit the span table ({reason})") from error
         except OSError as error:
             raise TraceError(
                 f"{self._source}: {self._folder} cannot be written ({error.strerror}); set TMPDIR to a folder with room"
             ) from error
         finally:
-            between.unlink(missing_ok=True)
+            csv_path.unlink(missing_ok=True)
 
     def _broken(self, error: Exception, place: str = "") -> TraceError:
         return TraceError(f"{self._source}{place}: not readable as SQLite ({error}); {self._remedy}")

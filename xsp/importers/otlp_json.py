@@ -17,8 +17,8 @@ from xsp.errors import TraceError
 from xsp.importers.contract import Imported, Losses, RowImporter, broken, opened
 from xsp.importers.otlp import DEEPEST, LARGEST, Part, Reader, Spoken, Unfit
 
-_OURS = re.compile(rb'\s*\{[^{}\[\]]*"resource(?:Spans|Metrics|Logs)"\s*:')
-_OTHERS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
+_OTLP_START = re.compile(rb'\s*\{[^{}\[\]]*"resource(?:Spans|Metrics|Logs)"\s*:')
+_OTHER_SIGNALS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _STATUS = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
 _BOM = b"\xef\xbb\xbf"
@@ -33,7 +33,7 @@ class OtlpJson(RowImporter):
 
     def recognises(self, head: bytes, source: str) -> bool:
         """Return whether the first object of the file is an OTLP object."""
-        return _OURS.match(head.removeprefix(_BOM)) is not None
+        return _OTLP_START.match(head.removeprefix(_BOM)) is not None
 
     def read(self, source: str) -> Imported:
         """Start to read a file; see `RowImporter.read`."""
@@ -43,7 +43,7 @@ class OtlpJson(RowImporter):
         def parts() -> Iterator[Part]:
             with opened(Path(source)) as file:
                 for place, document in documents(file, source):
-                    if any(name in document for name in _OTHERS):
+                    if any(name in document for name in _OTHER_SIGNALS):
                         losses.changed["messages of metrics, logs or profiles, which hold no spans"] += 1
                     yield from parts_of(document, place)
             reader.close()
@@ -133,15 +133,15 @@ def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
     """
     for resource in _list(document, "resourceSpans", place):
         resource = _object(resource, place, "an item of resourceSpans")
-        about = _object(resource.get("resource") or {}, place, "resource")
+        description = _object(resource.get("resource") or {}, place, "resource")
         try:
-            attributes = attributes_of(about.get("attributes"))
+            attributes = attributes_of(description.get("attributes"))
         except Unfit as unfit:
             raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
-        for name, of_scope in _GROUPS.items():
+        for name, scope_key in _GROUPS.items():
             for group in _list(resource, name, place):
                 group = _object(group, place, f"an item of {name}")
-                scope = _object(group.get(of_scope) or {}, place, of_scope).get("name", "")
+                scope = _object(group.get(scope_key) or {}, place, scope_key).get("name", "")
                 spans = _list(group, "spans", place)
                 yield Part(attributes, scope if isinstance(scope, str) else "", map(spoken, spans))
 
@@ -181,12 +181,12 @@ def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
         return {}
     if not isinstance(pairs, list):
         raise Unfit("its attributes are not a list")
-    found = {}
+    attributes = {}
     for pair in pairs:
         if not isinstance(pair, dict) or not isinstance(pair.get("key"), str):
             raise Unfit("one of its attributes has no key")
-        found[pair["key"]] = value_of(pair.get("value"), depth)
-    return found
+        attributes[pair["key"]] = value_of(pair.get("value"), depth)
+    return attributes
 
 
 def value_of(value: Any, depth: int = 0) -> Any:
@@ -210,11 +210,11 @@ def value_of(value: Any, depth: int = 0) -> Any:
         if kind == "doubleValue":
             return _double(content)
         if kind in ("arrayValue", "kvlistValue") and isinstance(content, dict):
-            inner = content.get("values") or []
+            elements = content.get("values") or []
             if kind == "kvlistValue":
-                return attributes_of(inner, depth + 1)
-            if isinstance(inner, list):
-                return [value_of(each, depth + 1) for each in inner]
+                return attributes_of(elements, depth + 1)
+            if isinstance(elements, list):
+                return [value_of(element, depth + 1) for element in elements]
     raise Unfit("one of its attributes has a value whose type is not in OTLP")
 
 
@@ -227,8 +227,8 @@ def integer(value: Any) -> int | None:
     """Return a 64-bit integer that is written as a number or as a string; None for other values."""
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if whole and -(1 << 63) <= value < 1 << 63 else None
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_integer and -(1 << 63) <= value < 1 << 63 else None
 
 
 def _double(content: Any) -> float:

@@ -86,11 +86,11 @@ def _typed(how: Launch) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _saying_where(session: profile, how: Launch) -> Iterator[None]:
-    with children.says_where(shows=True) as place:
+    with children.says_where(shows=True) as places:
         try:
             yield
         finally:
-            place += [session.out] if session.records and how.says_where else []
+            places += [session.out] if session.records and how.says_where else []
 
 
 def _listener(session: profile, how: Launch) -> Listener:

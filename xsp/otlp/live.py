@@ -60,7 +60,7 @@ class Live:
             UsageError: the target or the policy is invalid.
             PluginError: a package is missing.
         """
-        if policy not in {each.value for each in Policy}:
+        if policy not in {choice.value for choice in Policy}:
             raise UsageError(f"--otlp-policy {policy!r}: choose wait or shed")
         if endpoint.endpoint(target).is_file:
             raise UsageError(f"--otlp {target}: a file cannot follow a run; `xsp export` writes it afterwards")
@@ -108,10 +108,10 @@ class Live:
             self._changed.wait_for(lambda: not self._waiting or self._stop.is_set(), FINISH_S)
         self._end()
         self._thread.join(_LET_GO_S)
-        counts, left = self._delivery.exporter.counts, self._delivery.summary()["left"]
-        if left:
+        counts, undelivered = self._delivery.exporter.counts, self._delivery.summary()["left"]
+        if undelivered:
             counts.say(f"{self._delivery.exporter.to.name}: the delivery took too long")
-        self._delivery.note(counts.messages[:1] if left or counts.rejected else [])
+        self._delivery.note(counts.messages[:1] if undelivered or counts.rejected else [])
         return self._delivery.summary()
 
     def close(self) -> None:

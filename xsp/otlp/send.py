@@ -122,8 +122,8 @@ class Exporter:
             self._reject(Answer(request.spans, str(error)))
             return False
         self.max_bytes = min(self.max_bytes, max(len(request.body) // 2, 4096))
-        taken = [self.bring(Request(*half)) for half in halves]
-        return all(taken)
+        accepted = [self.bring(Request(*half)) for half in halves]
+        return all(accepted)
 
     def _reject(self, answer: Answer) -> None:
         self.counts.rejected += answer.rejected

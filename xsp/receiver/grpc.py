@@ -38,7 +38,7 @@ def server(address: str, receiving: Receiving, room: Room, limits: Limits) -> tu
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         raise AssertionError("abort raises")
 
-    made = grpc.server(
+    rpc_server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="xsp-grpc"),
         maximum_concurrent_rpcs=limits.connections,
         options=[
@@ -50,11 +50,11 @@ def server(address: str, receiving: Receiving, room: Room, limits: Limits) -> tu
     )
     # no deserializer: a request that cannot be decoded gets an answer of ours
     handler = grpc.unary_unary_rpc_method_handler(export, None, ExportTraceServiceResponse.SerializeToString)
-    made.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})])
+    rpc_server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})])
     try:
-        port = made.add_insecure_port(address)
+        port = rpc_server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"{address} cannot be used: {error}") from error
     if not port:
         raise OSError(f"{address} cannot be used")
-    return made, int(port)
+    return rpc_server, int(port)

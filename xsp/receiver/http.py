@@ -69,12 +69,14 @@ class _Request(Prompt):
             self._refuse(refused)
 
     def do_GET(self) -> None:
-        known = self.path.partition("?")[0] == PATH
-        self._refuse(Refused(HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND, f"POST spans to {PATH}"))
+        is_known_path = self.path.partition("?")[0] == PATH
+        self._refuse(
+            Refused(HTTPStatus.METHOD_NOT_ALLOWED if is_known_path else HTTPStatus.NOT_FOUND, f"POST spans to {PATH}")
+        )
 
     do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET
 
-    # --- in -------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------
 
     def _body(self, share: Share) -> tuple[str, bytes]:
         """Return the content type of a request, and its body, decompressed."""
@@ -83,20 +85,20 @@ class _Request(Prompt):
         if self.path.partition("?")[0] != PATH:
             raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here; POST spans to {PATH}")
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        packed = self.headers.get("Content-Encoding", "identity").strip().lower()
+        encoding = self.headers.get("Content-Encoding", "identity").strip().lower()
         if kind not in (PROTOBUF, JSON):
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {PROTOBUF} or {JSON}")
-        if packed not in ("gzip", "identity", ""):
+        if encoding not in ("gzip", "identity", ""):
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it uncompressed or as gzip")
-        most = self.server.limits.max_body
+        limit = self.server.limits.max_body
         try:
             content = bytearray()
             for piece in self._pieces():
-                if len(content) + len(piece) > most:
-                    raise TooLarge(f"more than {most} bytes; send smaller requests")
+                if len(content) + len(piece) > limit:
+                    raise TooLarge(f"more than {limit} bytes; send smaller requests")
                 share.take(len(piece))
                 content += piece
-            return kind, unzipped(bytes(content), most, share) if packed == "gzip" else bytes(content)
+            return kind, unzipped(bytes(content), limit, share) if encoding == "gzip" else bytes(content)
         except TooLarge as error:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
         except Broken as error:
@@ -115,17 +117,17 @@ class _Request(Prompt):
             while self.rfile.readline(1024).strip():
                 pass
             return
-        stated = self.headers.get("Content-Length")
-        if stated is None:
+        content_length = self.headers.get("Content-Length")
+        if content_length is None:
             raise Refused(HTTPStatus.LENGTH_REQUIRED, "state the length of the request")
-        size = self._number(stated.encode("latin-1", "replace"), 10)
+        size = self._number(content_length.encode("latin-1", "replace"), 10)
         if size > self.server.limits.max_body:
             raise TooLarge(f"more than {self.server.limits.max_body} bytes; send smaller requests")
         yield from self._exactly(size)
 
-    def _number(self, text: bytes, digits: int) -> int:
+    def _number(self, text: bytes, base: int) -> int:
         try:
-            size = int(text, digits) if text.isalnum() else -1  # without the signs and marks that Python allows
+            size = int(text, base) if text.isalnum() else -1  # without the signs and marks that Python allows
         except ValueError:
             size = -1
         if size < 0 or text[1:2] in (b"x", b"X"):
@@ -150,7 +152,7 @@ class _Request(Prompt):
         except OutputError as error:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
 
-    # --- out ------------------------------------------------------------------------------------------
+    # --- responses ------------------------------------------------------------------------------------
 
     def _acknowledge(self, kind: str, answer: Answer) -> None:
         response = response_of(answer)

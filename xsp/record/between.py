@@ -71,19 +71,19 @@ class Between:
         """Trace the frames that are on the stack from now on, except frames of xsp."""
         if self._thread is not None or self._gaps >= MOST_GAPS or sys.gettrace() is not None:
             return
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and len(self._frames) < MOST_FRAMES:
-            if not _is_own(frame):
-                self._frames.append(frame)
-            frame = frame.f_back
-        if not self._frames or any(each.f_trace is not None for each in self._frames):
+        caller: FrameType | None = sys._getframe(1)
+        while caller is not None and len(self._frames) < MOST_FRAMES:
+            if not _is_own(caller):
+                self._frames.append(caller)
+            caller = caller.f_back
+        if not self._frames or any(frame.f_trace is not None for frame in self._frames):
             self._frames.clear()
             return
-        first = self._frames[0]
-        self._at, self._thread = (first.f_code, first.f_lineno), threading.get_ident()
+        innermost = self._frames[0]
+        self._at, self._thread = (innermost.f_code, innermost.f_lineno), threading.get_ident()
         self._ns, self._calls, self._left_out_ns = {}, 0, 0
-        for each in self._frames:
-            each.f_trace = self._went_on
+        for frame in self._frames:
+            frame.f_trace = self._went_on
         self._since_ns = clock.monotonic_ns()
         sys.settrace(self._called)
 
@@ -98,9 +98,9 @@ class Between:
         self._let_go()
         self._gaps += 1
         for line, ns in self._ns.items():
-            took = self._took.setdefault(line, [0, 0])
-            took[0] += ns
-            took[1] += 1
+            total = self._took.setdefault(line, [0, 0])
+            total[0] += ns
+            total[1] += 1
 
     def forget(self) -> None:
         """Stop tracing in a forked child, which inherits the trace function in the middle of a gap."""
@@ -115,9 +115,9 @@ class Between:
     def _let_go(self) -> None:
         if self._thread == threading.get_ident() and sys.gettrace() == self._called:
             sys.settrace(None)
-        for each in self._frames:
-            if each.f_trace == self._went_on:
-                each.f_trace = None
+        for frame in self._frames:
+            if frame.f_trace == self._went_on:
+                frame.f_trace = None
         self._thread = self._at = None
         self._frames.clear()
 
@@ -152,8 +152,8 @@ class Between:
         if event == "return":  # or a generator yields
             with contextlib.suppress(ValueError):
                 self._frames.remove(frame)  # a reference would keep its variables alive
-            frame.f_trace, outer = None, frame.f_back
-            self._at = None if outer is None or _is_own(outer) else (outer.f_code, outer.f_lineno)
+            frame.f_trace, caller = None, frame.f_back
+            self._at = None if caller is None or _is_own(caller) else (caller.f_code, caller.f_lineno)
         else:
             self._at = frame.f_code, frame.f_lineno
         self._since_ns = clock.monotonic_ns()
@@ -163,7 +163,7 @@ class Between:
         """Return its content for `run.json`, see `xsp.run.Between`; None if nothing was traced."""
         if not self._gaps:
             return None
-        ordered = sorted(self._took.items(), key=lambda item: -item[1][0])
+        ordered = sorted(self._took.items(), key=lambda entry: -entry[1][0])
         return {
             "gaps": self._gaps,
             "ns": sum(ns for _, (ns, _) in ordered),
@@ -187,10 +187,10 @@ def _shown(path: str) -> str:
     """Return a file's path in its package or below the working directory, else its name: never a user's directory."""
     if _PACKAGES.match(path):
         return _PACKAGES.sub("", path)
-    with contextlib.suppress(ValueError, OSError):  # another drive; a working directory that is gone
-        below = os.path.relpath(path)
-        if not below.startswith(os.pardir) and not os.path.isabs(below):
-            return below
+    with contextlib.suppress(ValueError, OSError):  # another drive; a deleted working directory
+        relative = os.path.relpath(path)
+        if not relative.startswith(os.pardir) and not os.path.isabs(relative):
+            return relative
     return os.path.basename(path)
 
 

@@ -27,7 +27,7 @@ REMEMBERED = 64
 
 UNUSUAL = 10
 """Factor over the usual time around a bare step (the same few microseconds each time) above which the usual time is
-counted instead: the excess was no work of xsp, but the system had given the processor to another program."""
+counted instead: the excess is not work of xsp, because the system gave the processor to another program."""
 
 LAST = 9
 """Number of latest steps that predict the cost of the next one of a rung."""
@@ -160,7 +160,7 @@ class Account:
     @property
     def unknown(self) -> int:
         """Number of recorded steps whose kind never ran bare, so that their cost is unknown."""
-        return sum(len(each.awaited) for each in self._of_kind.values())
+        return sum(len(bare.awaited) for bare in self._of_kind.values())
 
     @property
     def bare_ns(self) -> float | None:
@@ -180,8 +180,8 @@ class Account:
 
     def cost_ns(self, rung: int) -> float | None:
         """Return the cost of one step of a rung, from the latest ones; None without any."""
-        found = self.rungs.get(rung)
-        return found.cost_ns if found is not None else None
+        account = self.rungs.get(rung)
+        return account.cost_ns if account is not None else None
 
     def add(
         self, turn: Turn, dur_ns: int, before_ns: int, end_ns: int, is_disturbed: bool = False, kind: int = 0
@@ -219,51 +219,51 @@ class Account:
         self._arounds.append(around_ns)
         if self.bare % REMEMBERED == 0:
             self._usual_ns = summary.percentile(self._arounds, 0.5)
-        strange = self._usual_ns is not None and around_ns > UNUSUAL * self._usual_ns
-        self._around_ns += round(self._usual_ns) if strange and self._usual_ns is not None else around_ns
+        is_unusual = self._usual_ns is not None and around_ns > UNUSUAL * self._usual_ns
+        self._around_ns += round(self._usual_ns) if is_unusual and self._usual_ns is not None else around_ns
 
-    def _add_bare(self, dur_ns: int, is_disturbed: bool, own: Bare) -> None:
+    def _add_bare(self, dur_ns: int, is_disturbed: bool, bare: Bare) -> None:
         self.bare += 1
         if not (self._follows or is_disturbed):
             self._bare.others.append(dur_ns)
-            own.others.append(dur_ns)
+            bare.others.append(dur_ns)
             self.steps_ns += dur_ns
-            self._settle(own)
+            self._settle(bare)
             return
         self._bare.firsts.append(dur_ns)
-        own.firsts.append(dur_ns)
-        if len(own.others) < ENOUGH:  # too few undisturbed ones yet
+        bare.firsts.append(dur_ns)
+        if len(bare.others) < ENOUGH:  # too few undisturbed ones yet
             self.steps_ns += dur_ns
-            self._settle(own)
+            self._settle(bare)
             return
-        usual = summary.percentile(own.others, 0.5)
-        self.steps_ns += usual
-        (self._after if self._follows else self._beside).add(dur_ns - usual)
+        usual_ns = summary.percentile(bare.others, 0.5)
+        self.steps_ns += usual_ns
+        (self._after if self._follows else self._beside).add(dur_ns - usual_ns)
         self._sum_up()
 
-    def _add_recorded(self, turn: Turn, dur_ns: int, around_ns: int, own: Bare) -> None:
-        usual = own.ns
-        if usual is None:
-            own.awaited.append((turn, dur_ns))
+    def _add_recorded(self, turn: Turn, dur_ns: int, around_ns: int, bare: Bare) -> None:
+        usual_ns = bare.ns
+        if usual_ns is None:
+            bare.awaited.append((turn, dur_ns))
         else:
-            self.steps_ns += usual
+            self.steps_ns += usual_ns
         rung = self.rungs.setdefault(int(turn.rung), RungAccount())
-        rung.add(turn, dur_ns - usual if usual is not None else None, around_ns)
+        rung.add(turn, dur_ns - usual_ns if usual_ns is not None else None, around_ns)
         self._sum_up()
 
-    def _settle(self, own: Bare) -> None:
+    def _settle(self, bare: Bare) -> None:
         """Count the cost of steps that were recorded before the first bare one of their kind.
 
         Describing and warm-up steps are left out: at the first steps of a kind the program itself warms up.
         """
-        usual = own.ns
-        if usual is None or not own.awaited:
+        usual_ns = bare.ns
+        if usual_ns is None or not bare.awaited:
             return
-        for turn, dur_ns in own.awaited:
-            self.steps_ns += usual
+        for turn, dur_ns in bare.awaited:
+            self.steps_ns += usual_ns
             if turn.timed:
-                self.rungs[int(turn.rung)].tell(turn, dur_ns - usual)
-        own.awaited.clear()
+                self.rungs[int(turn.rung)].tell(turn, dur_ns - usual_ns)
+        bare.awaited.clear()
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -276,7 +276,7 @@ class Account:
         A cost is not negative. If the noise of the machine makes it seem negative, the upper end is 0.
         """
         inside = [rung.inside for rung in self.rungs.values()]
-        margin_ns = math.hypot(*(each.margin_ns for each in (*inside, self._after, self._beside)))
+        margin_ns = math.hypot(*(differences.margin_ns for differences in (*inside, self._after, self._beside)))
         low_ns, high_ns = self.spent_ns - margin_ns, self.spent_ns + margin_ns
         return _percent(low_ns, self.loop_ns), _percent(max(0.0, high_ns), self.loop_ns)
 
@@ -300,8 +300,8 @@ class Account:
         }
 
 
-def _percent(part: float, whole: float) -> float | None:
-    return round(100 * part / whole, 4) if whole else None
+def _percent(part: float, total: float) -> float | None:
+    return round(100 * part / total, 4) if total else None
 
 
 def _rounded(value: float | None) -> int | None:

@@ -106,7 +106,7 @@ class Quiet:
         """Time that the program had waited for data when the last step of the stretch ended."""
 
         self._other_ns: int | None = None
-        """Begin of the open step, if the program delimits it and it is of another kind than its stretch; else None."""
+        """Start of the open step, if the program delimits it and its kind differs from its stretch's; else None."""
 
         self._kind = self._alike = 0
         self._samples = UNKNOWN
@@ -237,17 +237,17 @@ class Quiet:
         if not count:
             return
         self.has_passed = True
-        each_ns = round((self._last_ns - self._began_ns) / count)
+        step_ns = round((self._last_ns - self._began_ns) / count)
         steps.loop.add((
-            steps.rank, steps.seen, count, self._kind, SETTLE.rung, 1, self._began_ns, each_ns - before_ns, before_ns,
+            steps.rank, steps.seen, count, self._kind, SETTLE.rung, 1, self._began_ns, step_ns - before_ns, before_ns,
             self._waited_ns // count, 0, self._samples, Status.OK, *steps.usage.since(count),
         ))  # fmt: skip
         steps.waited_ns -= self._waited_ns
         self._alike += count
         steps.seen += count
         steps.kinds.all[self._kind].seen += count
-        steps.account.pass_by(count, (each_ns - before_ns) * count, before_ns * count)
-        steps.schedule.passed(self._kind, count, each_ns * count)
+        steps.account.pass_by(count, (step_ns - before_ns) * count, before_ns * count)
+        steps.schedule.passed(self._kind, count, step_ns * count)
         steps.left_ns, steps.after_ns = self._last_ns, 0
 
     def _before_ns(self, count: int) -> int:
@@ -263,5 +263,5 @@ class Quiet:
             begun, between_ns = begun - 1, between_ns - (outline.began_ns - self._last_ns)
         if begun == count:
             return round(between_ns / count)
-        each_ns = (self._last_ns - self._began_ns) / count
-        return round(min(each_ns, max(percentile(list(self._between), 0.5) * each_ns, self._waited_ns / count)))
+        step_ns = (self._last_ns - self._began_ns) / count
+        return round(min(step_ns, max(percentile(list(self._between), 0.5) * step_ns, self._waited_ns / count)))

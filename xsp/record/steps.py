@@ -82,7 +82,7 @@ class Steps:
 
         def hear(signal: Signal, subject: Any) -> None:
             if signal is data:
-                if self.thread in (None, threading.get_native_id()):  # others load ahead, while the steps go on
+                if self.thread in (None, threading.get_native_id()):  # other threads prefetch, while the steps continue
                     self.waited_ns += subject
                 self.between.leave_out(subject)
             elif signal is unusual:
@@ -151,10 +151,10 @@ class Steps:
         steady = UNKNOWN if step.is_disturbed else int(is_steady)
         if step.is_disturbed or not turn.bare:
             self.usage.forget()
-        used = self.usage.since() if turn.bare else (UNKNOWN, UNKNOWN)
+        usage = self.usage.since() if turn.bare else (UNKNOWN, UNKNOWN)
         self.loop.add((
             self._own.rank, step.number, 1, kind.number, turn.rung, steady, step.start_ns, dur_ns,
-            step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number, *used,
+            step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number, *usage,
         ))  # fmt: skip
         self.waited_ns = 0
         self.schedule.ended(turn, kind.number, dur_ns)
@@ -167,10 +167,10 @@ class Steps:
 
     def store(self, step: Step, samples: int | None) -> None:
         """Send the rows of a step to be stored, unless its turn keeps nothing."""
-        seen, named = self.collecting.rows(step.anchor), self.blocks.take(since_ns=step.since_ns)
+        spans, block_spans = self.collecting.rows(step.anchor), self.blocks.take(since_ns=step.since_ns)
         if not step.turn.kept:
             return
-        rows = seen + [clock.on_epoch(span, step.anchor) for span in named]
+        rows = spans + [clock.on_epoch(span, step.anchor) for span in block_spans]
         if samples is None:
             samples = next((row.batch_size for row in rows if row.batch_size is not None), None)
         common = self._common(trace_id=step.trace_id, step=step.number, rung=int(step.turn.rung), timed=step.turn.timed)
@@ -180,10 +180,10 @@ class Steps:
     def store_rest(self) -> None:
         """Store the rest of the loop, and named blocks that belong to no single step, for instance around several."""
         self.hand_over_loop()
-        rest = self.blocks.take()
-        if rest and self.stored:
+        block_spans = self.blocks.take()
+        if block_spans and self.stored:
             anchor = self.clock.anchor()
-            rows = [clock.on_epoch(span, anchor) for span in rest]
+            rows = [clock.on_epoch(span, anchor) for span in block_spans]
             self._writer.store(self.seen, rows, self._common(trace_id=self._own.trace_id), b"", 0)
 
     def _common(self, **values: Any) -> dict[str, Any]:
@@ -231,8 +231,8 @@ class Steps:
 
     def _progress(self) -> dict[str, Any]:
         """Return the progress of the run, for `Underway.show`."""
-        spent = budgets.progress(self.schedule, self.account)
-        return {"seen": self.seen, "stored": self.stored, "lost": self.lost, "time_ns": time.time_ns(), "budget": spent}
+        costs = budgets.progress(self.schedule, self.account)
+        return {"seen": self.seen, "stored": self.stored, "lost": self.lost, "time_ns": time.time_ns(), "budget": costs}
 
 
 class Step:
@@ -279,7 +279,7 @@ class Step:
         self._recording = False
 
     def __enter__(self) -> Step:
-        entered, steps = clock.monotonic_ns(), self._steps
+        entered_ns, steps = clock.monotonic_ns(), self._steps
         self.was_entered = True
         if not steps.taken.acquire(blocking=False):
             steps.skip()
@@ -292,9 +292,9 @@ class Step:
             steps.seen += 1
             if steps.left_ns >= 0:
                 self.since_ns = steps.left_ns - steps.after_ns
-                self.waited_ns, self.own_ns = entered - steps.left_ns, steps.after_ns
+                self.waited_ns, self.own_ns = entered_ns - steps.left_ns, steps.after_ns
             taken_ns = steps.storing.look()
-            entered, self.own_ns = entered + taken_ns, self.own_ns + taken_ns
+            entered_ns, self.own_ns = entered_ns + taken_ns, self.own_ns + taken_ns
             self.is_disturbed = steps.storing.is_underway
             self.is_steady = steps.schedule.is_steady
             # before the outline is cleared: from here on no other thread writes to it
@@ -302,7 +302,7 @@ class Step:
             self.turn = steps.next_turn(self._by_call)
             self._on = []
             if not self.turn.bare:
-                entered += steps.storing.wait(counts=True) + self._drain()
+                entered_ns += steps.storing.wait(counts=True) + self._drain()
                 self._on = self._switch_on()
         except BaseException:  # an interrupt meant for the program: this step does not begin
             steps.outline.thread = None
@@ -311,7 +311,7 @@ class Step:
             steps.turn_away()
             raise
         self._recording, steps.open = True, self
-        self.before_ns = clock.monotonic_ns() - entered
+        self.before_ns = clock.monotonic_ns() - entered_ns
         self.own_ns += self.before_ns
         self.start_ns = self.end_ns = clock.monotonic_ns()
         return self
@@ -331,9 +331,9 @@ class Step:
         self._parent_id = caller.span_id if caller else None
         self.span_id = os.urandom(8).hex()
         blocks.enter(self.span_id)
-        on = self._steps.collecting.start(self.turn.rung, self.turn.describe)
+        collectors = self._steps.collecting.start(self.turn.rung, self.turn.describe)
         self.anchor = self._steps.clock.anchor()
-        return on
+        return collectors
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -344,7 +344,7 @@ class Step:
     def close(self, status: str) -> None:
         """Read the clock, switch everything off, store the step."""
         self.end_ns = clock.monotonic_ns()
-        steps, before = self._steps, self._steps.storing.accounted
+        steps, accounted_before = self._steps, self._steps.storing.accounted
         try:
             if self._on:
                 steps.collecting.settle(self._on)
@@ -352,7 +352,7 @@ class Step:
             self._recording, self._status, steps.open = False, status, None
             self._take_in()
         except BaseException as error:
-            steps.storing.lost += self.turn.kept and steps.storing.accounted == before
+            steps.storing.lost += self.turn.kept and steps.storing.accounted == accounted_before
             if not isinstance(error, Exception) or processes.raised_by_handler(error):  # meant for the program
                 self._drop()
                 steps.blocks.drop(self.since_ns)

@@ -95,9 +95,9 @@ def _answer(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTPSt
         return HTTPStatus.OK, "text/html", rendered[name]
     if not name:
         return HTTPStatus.OK, "text/html", _index(rendered)
-    known = ", ".join(rendered)
-    missing = f"No run called {name!r} is served here, only: {known}. To serve it: xsp report DIRECTORY --serve\n"
-    return HTTPStatus.NOT_FOUND, "text/plain", missing.encode("utf-8", "replace")
+    names = ", ".join(rendered)
+    message = f"No run called {name!r} is served here, only: {names}. To serve it: xsp report DIRECTORY --serve\n"
+    return HTTPStatus.NOT_FOUND, "text/plain", message.encode("utf-8", "replace")
 
 
 def _index(rendered: Mapping[str, bytes]) -> bytes:

@@ -94,18 +94,18 @@ def curves(timings: Timings) -> dict[str, Shape]:
     Raises:
         ShareError: a family was not timed on this machine.
     """
-    found = {
-        each.family.name: each.shape
-        for each in transfers.curves(timings)
-        if each.family.name in NEEDED and each.threads == 1 and each.shape is not None
+    shapes = {
+        curve.family.name: curve.shape
+        for curve in transfers.curves(timings)
+        if curve.family.name in NEEDED and curve.threads == 1 and curve.shape is not None
     }
-    missing = [name for name in NEEDED if name not in found]
+    missing = [name for name in NEEDED if name not in shapes]
     if missing:
         raise ShareError(
             f"{timings.folder}: not timed on this machine, or at too few sizes: {', '.join(missing)}; "
             f"xsp bench transfers --families {','.join(NEEDED)} --threads 1"
         )
-    return found
+    return shapes
 
 
 def costs(told: measuring.Told = lambda *_: None) -> dict[str, Cost]:
@@ -114,35 +114,35 @@ def costs(told: measuring.Told = lambda *_: None) -> dict[str, Cost]:
     Raises:
         ShareError: libraries are missing, or no store can be started.
     """
-    taken: dict[tuple[str, int], list[float]] = {}
+    times: dict[tuple[str, int], list[float]] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xsp-")))
-        asked = {"cwd": os.getcwd(), "folder": str(folder), "store": str(folder / "s"), "counts": [FEW, MANY]}
+        request = {"cwd": os.getcwd(), "folder": str(folder), "store": str(folder / "s"), "counts": [FEW, MANY]}
         process = stack.enter_context(measuring.started())
         stack.enter_context(measuring.store_at(folder / "s", 256 << 20))
-        measuring.answer_of(process, {"do": "small", **asked})
+        measuring.answer_of(process, {"do": "small", **request})
         for turn in range(TURNS):
-            for place, (way, count) in enumerate((way, count) for way in WAYS for count in (FEW, MANY)):
-                told(f"what a tensor takes: {way}", turn * 2 * len(WAYS) + place, TURNS * 2 * len(WAYS))
-                answer = measuring.answer_of(process, {"do": "time", "way": way, "count": count, **asked})
-                taken.setdefault((way, count), []).append(answer["load_ns"])
-    found = {}
+            for index, (way, count) in enumerate((way, count) for way in WAYS for count in (FEW, MANY)):
+                told(f"what a tensor takes: {way}", turn * 2 * len(WAYS) + index, TURNS * 2 * len(WAYS))
+                answer = measuring.answer_of(process, {"do": "time", "way": way, "count": count, **request})
+                times.setdefault((way, count), []).append(answer["load_ns"])
+    by_way = {}
     for way in WAYS:
-        few, many = min(taken[way, FEW]), min(taken[way, MANY])
-        each = max(0.0, (many - few) / (MANY - FEW))
-        found[way] = Cost(max(0.0, few - FEW * each), each)
-    return found
+        few, many = min(times[way, FEW]), min(times[way, MANY])
+        per_tensor = max(0.0, (many - few) / (MANY - FEW))
+        by_way[way] = Cost(max(0.0, few - FEW * per_tensor), per_tensor)
+    return by_way
 
 
 def digest_ns() -> float:
     """Return the nanoseconds that SHA-256 takes per byte."""
     data = bytes(weights.CHUNK)
-    taken = []
+    times = []
     for _ in range(TURNS):
-        began = clock.monotonic_ns()
+        start = clock.monotonic_ns()
         hashlib.sha256(data).digest()
-        taken.append(clock.monotonic_ns() - began)
-    return min(taken) / len(data)
+        times.append(clock.monotonic_ns() - start)
+    return min(times) / len(data)
 
 
 def foretell(nbytes: int, tensors: int, known: Constants) -> list[Foretold]:
@@ -154,20 +154,20 @@ def foretell(nbytes: int, tensors: int, known: Constants) -> list[Foretold]:
     """
     copying = known.moved_ns("first-touch", nbytes) + known.moved_ns("read-cached", nbytes)
     attach = known.costs[ATTACH].of(tensors)
-    keeping = copying + known.moved_ns("copy", nbytes) + nbytes * known.digest_ns
-    found = []
-    for way, own in ((MMAP, 0.0), (PICKLE, copying)):
-        for state, first in ((WARM, 0.0), (COLD, keeping)):
-            other = known.costs[way].of(tensors) + own
-            found.append(Foretold(way, state, nbytes, tensors, other, attach + first))
-    return found
+    storing_ns = copying + known.moved_ns("copy", nbytes) + nbytes * known.digest_ns
+    result = []
+    for way, reading in ((MMAP, 0.0), (PICKLE, copying)):
+        for state, storing in ((WARM, 0.0), (COLD, storing_ns)):
+            way_ns = known.costs[way].of(tensors) + reading
+            result.append(Foretold(way, state, nbytes, tensors, way_ns, attach + storing))
+    return result
 
 
 def groups(tensors: Sequence[weights.Tensor]) -> dict[str, tuple[int, int]]:
     """Return bytes and number of tensors of a model's parts, by the first component of the names, largest first."""
-    found: dict[str, tuple[int, int]] = {}
-    for each in tensors:
-        name = each.name.partition(".")[0]
-        nbytes, count = found.get(name, (0, 0))
-        found[name] = nbytes + each.nbytes, count + 1
-    return dict(sorted(found.items(), key=lambda each: -each[1][0]))
+    totals: dict[str, tuple[int, int]] = {}
+    for tensor in tensors:
+        name = tensor.name.partition(".")[0]
+        nbytes, count = totals.get(name, (0, 0))
+        totals[name] = nbytes + tensor.nbytes, count + 1
+    return dict(sorted(totals.items(), key=lambda pair: -pair[1][0]))

@@ -113,14 +113,14 @@ class _Operator:
         """Add the operator's figures to the operator around it, and return the rows that are ready."""
         row = self._row()
         rows = [row, *((span_id, around_id, row[0], *rest) for span_id, around_id, _, *rest in self.same)]
-        around = self.around
-        if around is None:
+        outer = self.around
+        if outer is None:
             return rows
-        around.operators_ns += self.row.ns
-        around.holds_work |= self.holds_work or self.row.is_busy or self.row.primitives > 0
-        around.holds_bytes |= self.holds_bytes or self.row.states_bytes
-        if around.inside == 1 and around.row.name == self.row.name:
-            around.same = rows
+        outer.operators_ns += self.row.ns
+        outer.holds_work |= self.holds_work or self.row.is_busy or self.row.primitives > 0
+        outer.holds_bytes |= self.holds_bytes or self.row.states_bytes
+        if outer.inside == 1 and outer.row.name == self.row.name:
+            outer.same = rows
             return []
         return rows
 
@@ -142,13 +142,13 @@ def make(trace: Trace) -> None:
     if trace.has_made(TABLE):
         return
     table.create(trace.con, "own_times_found", _COLUMNS)
-    found: list[tuple[Any, ...]] = []
+    batch: list[tuple[Any, ...]] = []
     for row in _swept(_operators(trace)):
-        found.append(row)
-        if len(found) == _AT_ONCE:
-            table.insert(trace.con, "own_times_found", found, _COLUMNS)
-            found.clear()
-    table.insert(trace.con, "own_times_found", found, _COLUMNS)
+        batch.append(row)
+        if len(batch) == _AT_ONCE:
+            table.insert(trace.con, "own_times_found", batch, _COLUMNS)
+            batch.clear()
+    table.insert(trace.con, "own_times_found", batch, _COLUMNS)
     trace.once(TABLE, "SELECT * FROM own_times_found")
 
 
@@ -189,18 +189,18 @@ def _operators(trace: Trace) -> Iterator[_Row]:
 def _swept(operators: Iterable[_Row]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of the table, each as soon as everything inside its operator is known."""
     thread: tuple[int | None, int | None] | None = None
-    open_ones: list[_Operator] = []
+    stack: list[_Operator] = []
     threadless: dict[str, _Operator] = {}
     for row in operators:
         if row.thread is None:  # the source has no threads: the nesting follows from the parents instead
-            threadless[row.span_id] = each = _Operator(row, threadless.get(row.parent_id or ""))
-            yield from each.open()
+            threadless[row.span_id] = operator = _Operator(row, threadless.get(row.parent_id or ""))
+            yield from operator.open()
             continue
         middle = (row.start_ns + row.end_ns) // 2  # rounding may put an end behind the end of the outer operator
-        while open_ones and (thread != (row.process, row.thread) or open_ones[-1].row.end_ns <= middle):
-            yield from open_ones.pop().close()
+        while stack and (thread != (row.process, row.thread) or stack[-1].row.end_ns <= middle):
+            yield from stack.pop().close()
         thread = (row.process, row.thread)
-        open_ones.append(_Operator(row, open_ones[-1] if open_ones else None))
-        yield from open_ones[-1].open()
-    for each in (*reversed(open_ones), *reversed(threadless.values())):
-        yield from each.close()
+        stack.append(_Operator(row, stack[-1] if stack else None))
+        yield from stack[-1].open()
+    for operator in (*reversed(stack), *reversed(threadless.values())):
+        yield from operator.close()

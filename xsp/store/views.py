@@ -143,14 +143,14 @@ _NONE_COUNTED = f"""coalesce(
 operator that launched it."""
 
 
-def _figure(own: str, ops: str, counted: str, carries: str = "carries", of: str = "") -> str:
+def _figure(own: str, column: str, counted: str, carries: str = "carries", prefix: str = "") -> str:
     """Return the SQL of a figure's three columns: for the call, for calls of its name, for all of its operator."""
-    share = f"CASE WHEN {carries} THEN op.{ops} / work.{of}kernels END"
-    known = f"{own} IS NOT NULL OR work.{counted}"
+    share = f"CASE WHEN {carries} THEN op.{column} / work.{prefix}kernels END"
+    is_counted = f"{own} IS NOT NULL OR work.{counted}"
     return f"""
-        CASE WHEN {known} THEN {own} WHEN {carries} AND work.{of}kernels = 1 THEN op.{ops} END AS {ops},
-        CASE WHEN {known} THEN {own} WHEN work.{of}names = 1 THEN {share} END AS name_{ops},
-        CASE WHEN {known} THEN {own} WHEN carries THEN coalesce({share}, 0 * op.{ops}) END AS whole_{ops}
+        CASE WHEN {is_counted} THEN {own} WHEN {carries} AND work.{prefix}kernels = 1 THEN op.{column} END AS {column},
+        CASE WHEN {is_counted} THEN {own} WHEN work.{prefix}names = 1 THEN {share} END AS name_{column},
+        CASE WHEN {is_counted} THEN {own} WHEN carries THEN coalesce({share}, 0 * op.{column}) END AS whole_{column}
     """
 
 

@@ -56,21 +56,21 @@ def begun(text: str) -> Iterator[None]:
     Args:
         text: the result of `told`.
     """
-    asked = json.loads(text)
+    options = json.loads(text)
     try:
         import torch
     except ImportError:
         yield
         return
-    _seed(torch, asked["seed"])
-    watch = Watch(named(asked["trial"]) if asked["trial"] else [])
+    _seed(torch, options["seed"])
+    watch = Watch(named(options["trial"]) if options["trial"] else [])
     watch.start()
     call = torch.nn.Module.__call__
     torch.nn.Module.__call__ = watch.around(call)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        _write(Path(asked["report"]), watch.content())
+        _write(Path(options["report"]), watch.content())
 
 
 def _seed(torch: Any, seed: int) -> None:
@@ -81,8 +81,8 @@ def _seed(torch: Any, seed: int) -> None:
 
 
 def _write(report: Path, content: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError), atomic.written(report) as beside:
-        beside.write_text(json.dumps(content), encoding="utf-8")
+    with contextlib.suppress(OSError), atomic.written(report) as temporary:
+        temporary.write_text(json.dumps(content), encoding="utf-8")
 
 
 class Watch:

@@ -121,8 +121,8 @@ class Malloc(Trial):
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
-        kept = facts.get("malloc")
-        return f"the allocator was already set to keep memory: {kept}" if kept else None
+        setting = facts.get("malloc")
+        return f"the allocator was already set to keep memory: {setting}" if setting else None
 
 
 class Tf32(Trial):
@@ -176,8 +176,8 @@ def facts() -> dict[str, Any]:
     """Return the current settings of this process that trials change."""
     import torch
 
-    found: dict[str, Any] = {}
-    asked: dict[str, Callable[[], Any]] = {
+    values: dict[str, Any] = {}
+    getters: dict[str, Callable[[], Any]] = {
         "threads": torch.get_num_threads,
         "interop": torch.get_num_interop_threads,
         "onednn": torch._C._get_mkldnn_enabled,
@@ -186,16 +186,16 @@ def facts() -> dict[str, Any]:
         "malloc": _malloc,
         "gradients": lambda: torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
     }
-    for name, ask in asked.items():
+    for name, getter in getters.items():
         try:
-            found[name] = ask()
+            values[name] = getter()
         except (RuntimeError, AttributeError):
-            found[name] = None
-    return found
+            values[name] = None
+    return values
 
 
 def _malloc() -> str | None:
     """Return what already keeps free memory in this process: variables of glibc, or another allocator; else None."""
     preloaded = os.environ.get("LD_PRELOAD", "")
-    other = next((each for each in ("jemalloc", "tcmalloc", "mimalloc") if each in preloaded), None)
-    return other or (" ".join(Malloc.VARIABLES) if Malloc.VARIABLES.keys() <= os.environ.keys() else None)
+    library = next((name for name in ("jemalloc", "tcmalloc", "mimalloc") if name in preloaded), None)
+    return library or (" ".join(Malloc.VARIABLES) if Malloc.VARIABLES.keys() <= os.environ.keys() else None)

@@ -69,15 +69,15 @@ class Workers(Trial):
 
         self.not_for("no data loader without workers was made")
         original = DataLoader.__init__
-        takes = inspect.signature(original)
+        signature = inspect.signature(original)
 
         @functools.wraps(original)
         def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-            given = takes.bind(loader, *args, **kwargs)
-            if not given.arguments.get("num_workers"):
-                given.arguments["num_workers"] = self.workers
+            bound = signature.bind(loader, *args, **kwargs)
+            if not bound.arguments.get("num_workers"):
+                bound.arguments["num_workers"] = self.workers
                 self.reasons.clear()
                 self.did(f"a data loader with {self.workers} workers")
-            original(*given.args, **given.kwargs)
+            original(*bound.args, **bound.kwargs)
 
         DataLoader.__init__ = init  # type: ignore[method-assign, assignment]

@@ -76,7 +76,7 @@ class Trial:
         self.reasons[why] = None
 
 
-_PLACES = {
+_CLASSES = {
     "threads": "settings:Threads",
     "interop": "settings:Interop",
     "onednn": "settings:OneDnn",
@@ -99,7 +99,7 @@ _PLACES = {
 
 def names() -> list[str]:
     """Return the names of all trials."""
-    return sorted(_PLACES)
+    return sorted(_CLASSES)
 
 
 def named(text: str) -> list[Trial]:
@@ -113,11 +113,11 @@ def named(text: str) -> list[Trial]:
 
 def _one(text: str) -> Trial:
     name, _, value = text.partition("=")
-    if name not in _PLACES:
-        raise UsageError(f"there is no trial {name!r}{nearest(name, _PLACES) or '; there are ' + ', '.join(names())}")
-    module, _, kind = _PLACES[name].partition(":")
-    found: Trial = getattr(importlib.import_module(f"xsp.trials.{module}"), kind)(value)
-    return found
+    if name not in _CLASSES:
+        raise UsageError(f"there is no trial {name!r}{nearest(name, _CLASSES) or '; there are ' + ', '.join(names())}")
+    module, _, kind = _CLASSES[name].partition(":")
+    trial: Trial = getattr(importlib.import_module(f"xsp.trials.{module}"), kind)(value)
+    return trial
 
 
 def count(name: str, value: str) -> int:

@@ -40,8 +40,8 @@ class Clock:
 
     def wait_until(self, due_ns: int) -> None:
         """Return at that time: sleep, then spin. Each turn of the spin loop yields the interpreter to other threads."""
-        while (left := due_ns - time.perf_counter_ns()) > 0:
-            time.sleep((left - SPIN_NS) / SECOND if left > SPIN_NS else 0)
+        while (remaining := due_ns - time.perf_counter_ns()) > 0:
+            time.sleep((remaining - SPIN_NS) / SECOND if remaining > SPIN_NS else 0)
 
 
 class VirtualClock(Clock):
@@ -238,9 +238,9 @@ def simulate(schedule: Schedule, service_ns: Times, servers: int = 1) -> Request
         start = end - service_ns
     else:
         free, start = [0] * servers, np.zeros(len(due), np.int64)
-        for number, (at, lasts) in enumerate(zip(due.tolist(), service_ns.tolist(), strict=True)):
-            place = free.index(min(free))
-            start[number] = max(at, free[place])
-            free[place] = int(start[number]) + lasts
+        for index, (arrival, duration) in enumerate(zip(due.tolist(), service_ns.tolist(), strict=True)):
+            server = free.index(min(free))
+            start[index] = max(arrival, free[server])
+            free[server] = int(start[index]) + duration
         end = start + service_ns
     return Requests(due, due, start, end, schedule.batch, servers=servers, scheduled=len(due))
