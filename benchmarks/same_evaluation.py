@@ -103,7 +103,7 @@ def ways() -> Iterator[dict[str, tuple[Agent, str]]]:
     )  # fmt: skip
     try:
         onray.start("bench", {}, Path(), trusted=True)
-        found["by Ray"] = (onray.found()[0][0], "xsp")
+        found["by Ray"] = (onray.connected_agents()[0][0], "xsp")
         yield found
     finally:
         ray.shutdown()

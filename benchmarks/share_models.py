@@ -124,7 +124,7 @@ def _against_children(text: str, options: argparse.Namespace) -> dict[str, list[
 
 
 @contextlib.contextmanager
-def _worker() -> Iterator[processes.Asked]:
+def _worker() -> Iterator[processes.WorkerProcess]:
     worker = share_worker.started()
     try:
         yield worker
@@ -250,7 +250,7 @@ def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
     right = decided = asked = 0
     wrong: dict[str, int] = {}
     for row in rows:
-        for each in estimate.foretell(row["bytes"], row["tensors"], known):
+        for each in estimate.estimate_savings(row["bytes"], row["tensors"], known):
             taken = row["total_ms"] if each.state == measuring.WARM else row["cold_ms"]
             if not taken:
                 continue

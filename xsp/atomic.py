@@ -25,7 +25,7 @@ may belong to a process of another machine, which is unknown here."""
 _cleaned_folders: set[Path] = set()
 
 
-def place(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return a hidden path beside `path` for its new content; each thread gets a path of its own.
 
     Half-written files of earlier processes are removed, see `remove_stale`.
@@ -58,9 +58,9 @@ def put(beside: Path, path: Path, flush: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def written(path: Path, flush: bool = True) -> Iterator[Path]:
+def replacing(path: Path, flush: bool = True) -> Iterator[Path]:
     """Yield a path to write to, and rename the file to `path` on exit (see `put`). An error removes the file."""
-    beside = place(path)
+    beside = temporary_path(path)
     try:
         yield beside
         put(beside, path, flush)

@@ -125,14 +125,14 @@ def read(kind: str, of: Mapping[str, Any] | None) -> str | None:
     return text
 
 
-def keep(kind: str, of: Mapping[str, Any] | None, text: str) -> None:
+def store(kind: str, of: Mapping[str, Any] | None, text: str) -> None:
     """Store an ASCII text for `read`; do nothing if the folder cannot be written."""
     path = _place(kind, of)
     if path is None:
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic.written(path, flush=False) as beside:
+        with atomic.replacing(path, flush=False) as beside:
             beside.write_text(f"{_head(path, text)}\n{text}", encoding="ascii")
         _prune(path.parent)
 

@@ -25,7 +25,7 @@ MOST_SPARE = 8
 """Most rows that a table of positions may have beyond `max_position_embeddings`."""
 
 
-def config_of(transformers: Any, name: str, config: Any) -> None:
+def check_config(transformers: Any, name: str, config: Any) -> None:
     """Raise if transformers has no causal language model for a configuration.
 
     Raises:

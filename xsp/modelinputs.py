@@ -2,8 +2,8 @@
 
 There is no list of model types. The name of an argument determines its kind (tokens, pixels, sound features, a time
 series), and names in the configuration determine its sizes. If a name has several usual shapes, the first one that the
-model accepts is its input: see `xsp.models.placed`. If tokens stand for an image or for sound, the input has as many of
-them as the model makes features.
+model accepts is its input: see `xsp.models.on_device`. If tokens stand for an image or for sound, the input has as many
+of them as the model makes features.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _pair(value: Any) -> tuple[int, int] | None:
     return (int(size[0]), int(size[1])) if len(size) == 2 and all(isinstance(side, int) for side in size) else None
 
 
-def wanted(model: Any) -> tuple[list[str], list[str]]:
+def argument_names(model: Any) -> tuple[list[str], list[str]]:
     """Return the arguments that a model requires, and the arguments for other kinds of input that it accepts."""
     parameters = inspect.signature(type(model).forward).parameters
     names = [
@@ -123,7 +123,7 @@ def wanted(model: Any) -> tuple[list[str], list[str]]:
     return required, optional
 
 
-def tries(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[Callable[[], Arguments]]:
+def candidate_arguments(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[Callable[[], Arguments]]:
     """Yield functions that make the arguments of a call, the most likely first; they may raise like the model itself.
 
     Args:
@@ -132,7 +132,7 @@ def tries(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[C
         sequence: tokens of a sample.
         cut: whether to use fewer tokens if the model has fewer positions.
     """
-    required, optional = wanted(model)
+    required, optional = argument_names(model)
     sizes = Sizes(model.config)
     make = _Makers(model, sizes, batch, sequence, cut)
     sets = [[*required, *optional], required, [*required, *(name for name in optional if name in _PIXELS)]]
@@ -144,7 +144,7 @@ def tries(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[C
 def likely(model: Any, batch: int, sequence: int, cut: bool = True) -> Arguments:
     """Return the required arguments in their most likely shapes, untested; empty if one of them is unknown."""
     make = _Makers(model, Sizes(model.config), batch, sequence, cut)
-    shapes = {name: make.shapes(name) for name in wanted(model)[0]}
+    shapes = {name: make.shapes(name) for name in argument_names(model)[0]}
     return make.arguments({name: candidates[0] for name, candidates in shapes.items()}) if all(shapes.values()) else {}
 
 
@@ -174,7 +174,7 @@ def of_shape(name: str, model: Any, batch: int, shape: tuple[int, ...]) -> tuple
         ModelError: the model takes tokens.
     """
     torch = sys.modules["torch"]
-    argument = next(iter(wanted(model)[0]), "")
+    argument = next(iter(argument_names(model)[0]), "")
     if argument.endswith(_TOKENS) or not argument:
         raise ModelError(f"transformers:{name} takes tokens: omit --input, and give their number with --sequence 128")
     arguments = {argument: torch.randn(batch, *shape)}

@@ -105,7 +105,7 @@ def load(spec: str, settings: Settings) -> Workload:
     torch = _library("torch", "xsp[torch]")
     _check_device(torch, settings.device)
     built = build(spec, settings)
-    step = step_of(placed(spec, built, settings), settings) if isinstance(built, Built) else built
+    step = step_of(on_device(spec, built, settings), settings) if isinstance(built, Built) else built
     return Workload(spec, step, settings.batch)
 
 
@@ -276,7 +276,7 @@ def _transformers(name: str, settings: Settings) -> Built:
     remedy = f"it takes up to --sequence {longest}" if isinstance(longest, int) and longest > 0 else ""
     sizes = settings.batch, settings.sequence, settings.sequence == Settings.sequence
     kwargs = modelinputs.likely(model, *sizes)
-    return Built(model, (), kwargs, remedy, tries=lambda placed: modelinputs.tries(placed, *sizes))
+    return Built(model, (), kwargs, remedy, tries=lambda placed: modelinputs.candidate_arguments(placed, *sizes))
 
 
 def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple[Any, Callable[[Any], Any]]:
@@ -289,7 +289,7 @@ def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple
             config = transformers.AutoConfig.for_model(name)
         if not generates:
             return config, transformers.AutoModel.from_config
-        causal.config_of(transformers, name, config)
+        causal.check_config(transformers, name, config)
         return config, transformers.AutoModelForCausalLM.from_config
     kind = getattr(transformers, name, None)
     if kind is None or getattr(kind, "config_class", None) is None:
@@ -376,7 +376,7 @@ def _with_model(auto: Any) -> Iterable[str]:
     return auto.MODEL_MAPPING_NAMES.keys()  # type: ignore[no-any-return]
 
 
-def placed(spec: str, built: Built, settings: Settings) -> Built:
+def on_device(spec: str, built: Built, settings: Settings) -> Built:
     """Move a module and its arguments to the device of the settings, and test them with one call.
 
     Raises:
@@ -417,7 +417,7 @@ def _taken(torch: Any, spec: str, built: Built, settings: Settings) -> Built:
         raise ModelError(
             f"{spec}: no input can be made for it ({_reason(first_error)}); use file.py:function"
         ) from first_error
-    takes = ", ".join(modelinputs.wanted(built.model)[0]) or "nothing"
+    takes = ", ".join(modelinputs.argument_names(built.model)[0]) or "nothing"
     raise ModelError(f"{spec} takes {takes}: give the shape of one sample, --input 80x3000, or use file.py:function")
 
 

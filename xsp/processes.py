@@ -130,7 +130,7 @@ def _handlers() -> Iterator[CodeType]:
                 yield code
 
 
-class Asked:
+class WorkerProcess:
     """A Python process that reads questions as lines of JSON, and writes answers as lines to a separate pipe."""
 
     def __init__(self, code: str, *arguments: str, **options: Any) -> None:

@@ -119,12 +119,12 @@ def created_for_several(path: str | os.PathLike[str], overwrite: bool = False) -
         OutputError: as `create` and `hold`.
     """
     out = create(path, overwrite)
-    with several(out, hold(out)):
+    with unlock_after_runs(out, hold(out)):
         yield out
 
 
 @contextlib.contextmanager
-def several(out: Path, directory: int) -> Iterator[Path]:
+def unlock_after_runs(out: Path, directory: int) -> Iterator[Path]:
     """Unlock a directory of `create` after several runs were written to it; after an error, remove it if none was."""
     try:
         (out / STEPS).rmdir()
@@ -231,7 +231,7 @@ def write_whole(path: Path, content: bytes) -> None:
         UnwritableError: it cannot be written; an existing file is unchanged.
     """
     try:
-        with atomic.written(path) as beside:
+        with atomic.replacing(path) as beside:
             beside.write_bytes(content)
     except OSError as error:
         raise UnwritableError(f"{path}: cannot be written ({error.strerror})") from error
@@ -249,7 +249,7 @@ def read_run(run: Path) -> Run:
     if not path.is_file():
         raise TraceError(f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named")
     try:
-        return parsed(_text(path), str(path))
+        return parse_run(_text(path), str(path))
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -258,7 +258,7 @@ def read_run(run: Path) -> Run:
         ) from error
 
 
-def parsed(text: str, place: str) -> Run:
+def parse_run(text: str, place: str) -> Run:
     """Return the run that the text of a `run.json` describes.
 
     Args:
@@ -383,7 +383,7 @@ def numbered(folder: Path) -> list[Path]:
     return sorted(files, key=lambda file: (len(file.name), file.name))
 
 
-def is_one(folder: Path) -> bool:
+def is_run_directory(folder: Path) -> bool:
     """Return whether a folder is a run directory, complete or not, or that of a distributed program."""
     return any((folder / name).exists() for name in (RUN_FILE, STEPS, MERGED_FILE)) or bool(rank_parts(folder))
 

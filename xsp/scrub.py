@@ -131,7 +131,7 @@ def _without_directories(part: str) -> str:
 _STATED = re.compile(rf"(?i)([\w.-]*(?:{_WORDS})[\w.-]*[\"']?\s*[=:]\s*)(\"[^\"]*\"?|'[^']*'?|[^\s,;)\]}}]+)")
 
 
-def stated(text: str) -> str:
+def scrub_settings(text: str) -> str:
     """Return a text of settings, `in_features=8, api_key='x'`, without secrets and directories.
 
     It hides values whose name suggests a secret, unless they are plainly numbers or switches (`num_tokens=197`),

@@ -160,7 +160,7 @@ def check(run: Path) -> None:
     Raises:
         OutputError: it is not.
     """
-    if not rundir.is_one(run):
+    if not rundir.is_run_directory(run):
         raise OutputError(f"{run}: not a run directory; sections belong to a run")
 
 
@@ -203,7 +203,7 @@ def write(run: Path, name: str, section: Section) -> Path:
 def kept(place: Path, name: str, section: Section) -> Path | None:
     """Write a section into a run directory, and return its file; None if it is no run directory or not writable."""
     try:
-        return write(place, name, section) if rundir.is_one(place) else None
+        return write(place, name, section) if rundir.is_run_directory(place) else None
     except (OutputError, OSError):  # the name of a model may be too long for a path
         return None
 

@@ -32,7 +32,7 @@ class Interval(NamedTuple):
     hi: float
 
 
-def kept(n: int, trim: float = TRIM) -> range:
+def kept_indices(n: int, trim: float = TRIM) -> range:
     """Return which order statistics of `n` sorted values the trimmed mean keeps.
 
     The definition drops ⌊trim·n⌋ values at each end. XSP's edge cases: the mean of one or two values, the
@@ -54,7 +54,7 @@ def trimmed_mean(values: Sequence[float], trim: float = TRIM) -> float:
     if not values:
         raise ValueError("the trimmed mean of no values is undefined")
     ordered = sorted(values)
-    inner = kept(len(ordered), trim)
+    inner = kept_indices(len(ordered), trim)
     return math.fsum(ordered[i] for i in inner) / len(inner)
 
 
@@ -265,7 +265,7 @@ def _student(freedom: float) -> float:
 
 
 def _normal(ordered: Sequence[float]) -> Interval:
-    n, inner = len(ordered), kept(len(ordered))
+    n, inner = len(ordered), kept_indices(len(ordered))
     low, high = ordered[inner[0]], ordered[inner[-1]]
     winsorised = [min(max(value, low), high) for value in ordered]
     error = statistics.stdev(winsorised) / ((1 - 2 * TRIM) * math.sqrt(n))
@@ -288,7 +288,7 @@ def _resampling(n: int) -> NDArray[Any]:
     import numpy as np
 
     draw = random.Random(n)
-    inner = kept(n)
+    inner = kept_indices(n)
     picks = np.sort(np.array([draw.choices(range(n), k=n) for _ in range(RESAMPLES)]), axis=1)[:, inner]
     weights = np.zeros((n, RESAMPLES))
     np.add.at(weights, (picks, np.arange(RESAMPLES)[:, None]), 1 / len(inner))

@@ -42,7 +42,7 @@ def connect() -> duckdb.DuckDBPyConnection:
 def spilling(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:
     """Return an engine as `connect` does, which spills to a folder beyond this much memory (`1GB`)."""
     con = connect()
-    con.execute(f"SET memory_limit = '{memory}'; SET temp_directory = {place(folder / 'spill')}")
+    con.execute(f"SET memory_limit = '{memory}'; SET temp_directory = {path_literal(folder / 'spill')}")
     return con
 
 
@@ -55,7 +55,7 @@ def cursor(con: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def holds(con: duckdb.DuckDBPyConnection, name: str) -> bool:
+def has_table(con: duckdb.DuckDBPyConnection, name: str) -> bool:
     """Return whether an engine has a table or a view of a name; a query of its catalogue takes ten times as long."""
     try:
         con.execute(f"SELECT 1 FROM {name} LIMIT 0")
@@ -119,8 +119,8 @@ def write_columns(columns: Sequence[Sequence[Any]], path: Path, con: duckdb.Duck
         return
     selected = (f"{expressions.get(column.name, f'NULL::{column.type}')} AS {column.name}" for column in COLUMNS)
     options = _FORMAT if len(columns[0]) > MANY_ROWS else _SHORT_FORMAT
-    with atomic.written(path) as beside:
-        con.execute(f"COPY (SELECT {', '.join(selected)} FROM arrays) TO {place(beside)} {options}")
+    with atomic.replacing(path) as beside:
+        con.execute(f"COPY (SELECT {', '.join(selected)} FROM arrays) TO {path_literal(beside)} {options}")
 
 
 _CODES = {"BIGINT": "q", "BOOLEAN": "b", "DOUBLE": "d", "INTEGER": "i", "SMALLINT": "h"}
@@ -186,8 +186,8 @@ def text(value: Any) -> Any:
 
 def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
     """Write a table atomically to a Parquet file."""
-    with atomic.written(path) as beside:
-        con.execute(f"COPY {name} TO {place(beside)} {_FORMAT}")
+    with atomic.replacing(path) as beside:
+        con.execute(f"COPY {name} TO {path_literal(beside)} {_FORMAT}")
 
 
 _FORMAT = "(FORMAT parquet, COMPRESSION zstd)"
@@ -196,7 +196,7 @@ MANY_ROWS = 4096
 """Number of rows below which zstd takes a third of the time of writing a file, most of it for its set-up."""
 
 
-def place(path: Path) -> str:
+def path_literal(path: Path) -> str:
     """Return a path as an SQL literal that the engine can open.
 
     The engine accepts only text. A file or a folder whose name is not UTF-8 is opened here, and the engine reaches it
@@ -326,11 +326,11 @@ def parquet(path: Path | Sequence[Path], alike: bool = False) -> str:
 
 
 def _names(files: Sequence[Path]) -> str:
-    names = (_PATTERN.sub(r"[\g<0>]", place(file)) for file in files)
+    names = (_PATTERN.sub(r"[\g<0>]", path_literal(file)) for file in files)
     return f"[{', '.join(names)}]"
 
 
-def shown(columns: Sequence[Column], held: Collection[str]) -> str:
+def select_list(columns: Sequence[Column], held: Collection[str]) -> str:
     """Return the SQL of all columns of a file; columns that an older xsp did not write hold their default.
 
     Args:
@@ -365,8 +365,8 @@ def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, pat
         options += ", COMPRESSION gzip"
     try:
         query = _without_formulas(relation) if form == "csv" else relation.sql_query()
-        with atomic.written(path, flush=False) as beside:
-            con.execute(f"COPY ({query}) TO {place(beside)} ({options})")
+        with atomic.replacing(path, flush=False) as beside:
+            con.execute(f"COPY ({query}) TO {path_literal(beside)} ({options})")
     except (duckdb.IOException, OSError) as error:
         raise OutputError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
 

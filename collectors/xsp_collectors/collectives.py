@@ -116,7 +116,7 @@ def _communicators() -> list[Any]:
     return list(distributed._world.pg_map) if distributed is not None and distributed.is_initialized() else []
 
 
-def told(event: Any, name: str) -> str | None:
+def parameters_json(event: Any, name: str) -> str | None:
     """Return the parameters of a collective from a torch.profiler event, as JSON; None if it has none.
 
     Older versions of torch give them in the file that they write, but not in the process.

@@ -28,7 +28,7 @@ SOURCES, LAYERS = "sources", "layers"
 """Attributes of an operator in compiled code: the nodes that it was made of, and their layers."""
 
 
-class Placed(NamedTuple):
+class Placement(NamedTuple):
     """Spans of a step, and sentences on compiled code without a known layer."""
 
     spans: list[Span]
@@ -62,7 +62,7 @@ class _Origin(NamedTuple):
     """Whether all of its nodes are known to belong to one layer."""
 
 
-def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placed:
+def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placement:
     """Make the operators of compiled graphs children of their layers, and add the calls of those layers.
 
     Args:
@@ -70,13 +70,13 @@ def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placed:
         graphs: graphs that were compiled so far.
     """
     if not any(map(_CALL.match, {span.name for span in spans})):
-        return Placed(list(spans), [])
+        return Placement(list(spans), [])
     placing = _Placing()
     runs = [run for thread in _threads(spans) for run in _runs(thread, graphs)]
     for run in sorted(runs, key=lambda run: (run.is_backward, run.call.start_ns)):
         placing.add(run)
     kept = [placing.changed.get(id(span), span) for span in spans]
-    return Placed([*kept, *placing.layers], placing.notes())
+    return Placement([*kept, *placing.layers], placing.notes())
 
 
 class _Placing:

@@ -465,7 +465,7 @@ class _Repeat(nn.Module):
 def shortened(told: str) -> str:
     """Return a module's description on one line, without secrets, and cut if it is long."""
     told = told[: 4 * MOST_LETTERS].encode("utf-8", "replace").decode()
-    line = scrub.stated(" ".join(told.split()))
+    line = scrub.scrub_settings(" ".join(told.split()))
     return line if len(line) <= MOST_LETTERS else line[: MOST_LETTERS - 1] + "…"
 
 

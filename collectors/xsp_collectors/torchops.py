@@ -30,7 +30,7 @@ from xsp_collectors import collectives, compiledlayers, kinetolaunches, kinetous
 from xsp_collectors.cuda import devices
 from xsp_collectors.cuda.calls import kind_of
 from xsp_collectors.provenance import CompiledGraphs
-from xsp_collectors.torchlog import WarningsHeldBack
+from xsp_collectors.torchlog import SuppressedWarnings
 
 
 class TorchOps(DeviceCollector):
@@ -53,7 +53,7 @@ class TorchOps(DeviceCollector):
         self._graphs = CompiledGraphs()
         self._notes: set[str] = set()
         self._busy = self._failed = 0
-        self._log = WarningsHeldBack()
+        self._log = SuppressedWarnings()
         self._log_level: str | None = None
 
     def trial(self) -> str | None:
@@ -98,7 +98,7 @@ class TorchOps(DeviceCollector):
             **({} if self._on_device else _HOST_ONLY),
         )
         self._profile.__enter__()
-        kinetouse.ours = True
+        kinetouse.is_xsp_recording = True
 
     def stop(self) -> None:
         """Switch the profiler off."""
@@ -112,7 +112,7 @@ class TorchOps(DeviceCollector):
                     self._failed += 1
                     profile.use_device = None  # else it waits again, and is left before it has stopped to record
             profile.__exit__(None, None, None)
-            kinetouse.ours = False
+            kinetouse.is_xsp_recording = False
             self._log.end()
             self._counts.end()
             self._finished.append(_Finished(profile, self._counts, self._on_device, *stopped))
@@ -317,7 +317,9 @@ def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.
         "forward_thread": [threads.get(number) if number > 0 else None for number in forward],
     }
     if collectives.PARAMETERS in names:
-        columns["attributes"] = [collectives.told(event, name) for event, name in zip(events, names, strict=True)]
+        columns["attributes"] = [
+            collectives.parameters_json(event, name) for event, name in zip(events, names, strict=True)
+        ]
     return map(partial(tuple.__new__, Span), zip(*columns.values(), strict=True))
 
 

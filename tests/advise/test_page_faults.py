@@ -129,7 +129,7 @@ def test_calls_without_a_true_time_take_their_share_of_the_step() -> None:
     trace = counted(0, 0.0)
     trace.con.execute("CREATE OR REPLACE TEMP TABLE merged AS SELECT * FROM merged")
     trace.con.execute("UPDATE merged SET true_ns = CASE WHEN kind = 'step' THEN raw_ns / 5 END")
-    every = list(calls.every(advise.Asked(trace)))
+    every = list(calls.walk(advise.Asked(trace)))
     times = {each.name: each.ns / MS for each in every if each.is_op or each.kind == "step"}
     assert times["s"] == pytest.approx(2.0)
     assert times["aten::linear"] == pytest.approx(0.99)
@@ -174,7 +174,7 @@ def test_calls_inside_another_one_take_no_longer_than_it() -> None:
     trace = counted(0, 0.0)
     trace.con.execute("CREATE OR REPLACE TEMP TABLE merged AS SELECT * FROM merged")
     trace.con.execute("UPDATE merged SET true_ns = CASE WHEN name = 'net.a' THEN raw_ns / 5 ELSE raw_ns END")
-    found = {each.name: each for each in calls.every(advise.Asked(trace))}
+    found = {each.name: each for each in calls.walk(advise.Asked(trace))}
     assert found["net.a"].ns / MS == pytest.approx(4.87 / 5)
     assert found["net.a"].inside[0].ns / MS == pytest.approx(4.87 / 5), "it was recorded when all took longer"
     assert found["net.b"].inside[0].ns / MS == pytest.approx(4.95)

@@ -50,7 +50,7 @@ class Mortal:
         return Path(self._facts.name) / manifest.title
 
 
-def asked(name: str, **of: Any) -> reading.Read:
+def asked(name: str, **of: Any) -> reading.LoadedManifest:
     return reading.of_plain({"name": name, "model": {"name": "m", "source": "micro:path-3"}, **of})
 
 
@@ -145,7 +145,7 @@ def test_work_in_hand_does_not_go_back_to_an_agent_that_died_meanwhile() -> None
     assert all("no remaining agent" in piece.why for piece in work)
 
 
-class Killed(processes.Asked):
+class Killed(processes.WorkerProcess):
     """A process that is killed: after a while, or when its result is complete and nobody has heard of it yet."""
 
     started: list[Killed]
@@ -178,11 +178,11 @@ def test_a_manifest_whose_process_is_killed_at_any_moment_has_one_result(
     })  # fmt: skip
     monkeypatch.setattr(Killed, "started", [], raising=False)
     monkeypatch.setattr(Killed, "after_s", None if seed is None else random.Random(seed).random() * 3, raising=False)
-    monkeypatch.setattr(processes, "Asked", Killed)
+    monkeypatch.setattr(processes, "WorkerProcess", Killed)
     agent, store = transports.OwnProcess(), tmp_path / "store"
     work = [dispatch.Piece(replace(wanted, folder=tmp_path), [agent.facts().name])]
     dispatch.carry_out(work, [agent], Options(store, trusted=True), silent)
-    found, damaged = results.every(store)
+    found, damaged = results.read_all(store)
     assert [each.path for each in found] == [work[0].result], work[0].why
     assert len(Killed.started) == 1 + len(work[0].lost)
     assert seed is not None or work[0].lost
@@ -226,7 +226,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     files = [str(tmp_path / f"{number}.yaml") for number in range(4)]
     where = ["--store", str(tmp_path / "local"), "-q"]
     assert main(["evaluate", "run", *files, *where]) == 0
-    there, silent_ones = onray.found()
+    there, silent_ones = onray.connected_agents()
     assert silent_ones == {}
     work, _ = dispatch.pieces([reading.read(Path(each)) for each in files], there, each=False)
     handle = cluster.get_actor("two", namespace=onray.NAMESPACE)
@@ -242,14 +242,14 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     killer.join(60)
     assert [piece.why for piece in work] == [""] * 4
 
-    local, _ = results.every(tmp_path / "local")
-    remote, _ = results.every(tmp_path / "ray")
+    local, _ = results.read_all(tmp_path / "local")
+    remote, _ = results.read_all(tmp_path / "ray")
     assert {each.content["transport"] for each in remote} == {"ray"}
     digests = [
         sorted((each.identity, each.content["outputs"]["digest"]) for each in those) for those in (local, remote)
     ]
     assert digests[0] == digests[1]  # so also: each once
-    assert [each.facts().name for each in onray.found()[0]] == ["one"]
+    assert [each.facts().name for each in onray.connected_agents()[0]] == ["one"]
     with pytest.raises(onray.ManifestError, match="already"):
         onray.start("one", {}, tmp_path)
 
@@ -260,7 +260,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     assert main([*again, "--agents", "two"]) == 2
     assert "there is no agent 'two'; there are one" in capsys.readouterr().err
 
-    agent = onray.found()[0][0]
+    agent = onray.connected_agents()[0][0]
     asked = reading.read(Path(files[0]))
 
     def cancel(what: str, done: int, of: int) -> None:
@@ -271,5 +271,5 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     assert not (tmp_path / "cancelled").exists()
     begin = time.monotonic()  # the agent is free again at once, and carries the next one out
     agent.submit(asked.manifest, tmp_path, Options(tmp_path / "after", trusted=True), silent)
-    assert len(results.every(tmp_path / "after")[0]) == 1
+    assert len(results.read_all(tmp_path / "after")[0]) == 1
     assert time.monotonic() - begin < 120

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xsp.evaluate.quality.judging import Around, Judgement, Outcome, Verdict, judge, settle
+from xsp.evaluate.quality.judging import Judgement, Outcome, RunContext, Verdict, judge, settle
 
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.integers(0, 256, (6, 3, 12, 12)).astype(np.float32)
@@ -191,7 +191,9 @@ def at_a_time(
     for load in itertools.chain(loads, itertools.repeat(loads[-1])):
         alone = 3e6 * factor * period * draw.normal(1, 0.03) * draw.lognormal(0, 0.05, 60)
         waited = 1 + (load - 1) * draw.uniform(0.3, 1, 60)
-        around = Around(load if noted else 1.0, float(np.median(alone)) * draw.normal(1, 0.03) if computes else None)
+        around = RunContext(
+            load if noted else 1.0, float(np.median(alone)) * draw.normal(1, 0.03) if computes else None
+        )
         yield Outcome(BEFORE.outputs, {"1": [alone * waited]}, ENVIRONMENT, around={"1": [around]})
 
 
@@ -250,8 +252,8 @@ def test_repeats_of_now_do_not_tell_how_the_time_of_the_kept_run_was() -> None:
 def test_processor_time_says_nothing_of_what_waits_or_computes_on_several_cores() -> None:
     run = np.full(60, 3e6)
     for processor in (1e6, 6e6):
-        kept = replace(BEFORE, latencies_ns={"1": [run]}, around={"1": [Around(1.0, processor)]})
-        again = replace(BEFORE, latencies_ns={"1": [1.7 * run]}, around={"1": [Around(1.2, processor)]})
+        kept = replace(BEFORE, latencies_ns={"1": [run]}, around={"1": [RunContext(1.0, processor)]})
+        again = replace(BEFORE, latencies_ns={"1": [1.7 * run]}, around={"1": [RunContext(1.2, processor)]})
         assert judge(kept, again).by("latency") is Verdict.DIFFERENT
-        again = replace(again, around={"1": [Around(2.0, processor)]})
+        again = replace(again, around={"1": [RunContext(2.0, processor)]})
         assert judge(kept, again).by("latency") is Verdict.CANNOT_TELL

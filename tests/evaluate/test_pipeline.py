@@ -80,9 +80,9 @@ def test_digits_of_several_manifests_name_no_result(monkeypatch: pytest.MonkeyPa
     names = [f"{first}{'0' * (results.DIGITS - 2)}-0001" for first in ("ab", "ac", "bb")]
     monkeypatch.setattr(results, "_places", lambda store: [store / name for name in names])
     with pytest.raises(ManifestError, match=r"'a' begins 2 manifests: ab0+, ac0+; give more digits"):
-        results.named("a", tmp_path)
+        results.find("a", tmp_path)
     with pytest.raises(ManifestError, match=r"bb0+-0001"):  # it is the one, and not there
-        results.named("b", tmp_path)
+        results.find("b", tmp_path)
 
 
 def test_pieces_are_carried_out_to_the_end_when_who_hears_of_them_fails() -> None:

@@ -147,18 +147,18 @@ def test_a_penalty_draws_exponents_to_zero_and_l1_lets_some_be_zero() -> None:
 # --- held out ----------------------------------------------------------------------------------------------------
 
 
-def judge(made: list[dict[str, Any]], intrinsic: Sequence[str] = (), **told: Any) -> judged.Judged:
+def judge(made: list[dict[str, Any]], intrinsic: Sequence[str] = (), **told: Any) -> judged.Evaluation:
     table = configurations.of_rows(made, **told)
     split = judged.split_of(table, intrinsic, (), None)
     return judged.judge(table, split, resamples=20, beyond=False)
 
 
 @pytest.fixture(scope="module")
-def of_sums() -> judged.Judged:
+def of_sums() -> judged.Evaluation:
     return judge(rows(0), ["filters", "kernel"])
 
 
-def test_the_model_is_offered_where_it_is_better_and_a_baseline_where_that_is(of_sums: judged.Judged) -> None:
+def test_the_model_is_offered_where_it_is_better_and_a_baseline_where_that_is(of_sums: judged.Evaluation) -> None:
     sums = of_sums
     assert sums.offered == judged.GENERIC
     assert [each.model for each in sums.errors] == sorted(
@@ -242,13 +242,13 @@ def test_a_simulated_step_is_a_baseline_with_one_factor_and_a_forest_is_always_t
     assert one[0] < 11  # leaves do not extrapolate
 
 
-def test_a_baseline_that_a_table_does_not_have_is_left_out_with_its_reason(of_sums: judged.Judged) -> None:
+def test_a_baseline_that_a_table_does_not_have_is_left_out_with_its_reason(of_sums: judged.Evaluation) -> None:
     assert set(of_sums.missing) >= {"dag"}
     assert "xsp predict RUN" in of_sums.missing["dag"]
     assert not {each.model for each in of_sums.errors} & set(of_sums.missing)
 
 
-def test_an_interval_holds_what_was_measured_and_what_lies_outside_is_said(of_sums: judged.Judged) -> None:
+def test_an_interval_holds_what_was_measured_and_what_lies_outside_is_said(of_sums: judged.Evaluation) -> None:
     found = of_sums
     new = rows(99, 40)
     points = judged.predict(found, [{name: each[name] for name in each if name != "step_s"} for each in new])
@@ -267,7 +267,7 @@ def test_what_is_recorded_next_lies_where_the_fits_disagree_and_costs_count() ->
     made = [each for each in rows(0, 120) if each["batch"] < 32 or each["ranks"] < 4]
     found = judge(made, ["filters", "kernel"])
     chosen = nextrun.choose(found, 3)
-    doubts = judged.spread(found, judged.asked_values(found, nextrun.candidates(found)))
+    doubts = judged.spread(found, judged.point_columns(found, nextrun.candidates(found)))
     assert chosen[0].doubt >= np.median(np.log(doubts).std(axis=0))
     assert [each.left for each in chosen] == sorted((each.left for each in chosen), reverse=True)
     assert len({tuple(each.configuration.values()) for each in chosen}) == 3
@@ -436,9 +436,9 @@ def test_a_value_that_no_resampled_table_has_keeps_its_prediction(monkeypatch: p
     errors = sorted(found.errors, key=lambda each: each.model != "power law")
     found = dataclasses.replace(found, errors=tuple(errors))
     monkeypatch.setattr(
-        generic, "drawn", lambda table, seed: table.take(np.flatnonzero(table.values["model"] == "cnn"))
+        generic, "sample_rows", lambda table, seed: table.take(np.flatnonzero(table.values["model"] == "cnn"))
     )
-    spread = judged.spread(found, judged.asked_values(found, [{"model": "mlp", "batch": 4.0}]))
+    spread = judged.spread(found, judged.point_columns(found, [{"model": "mlp", "batch": 4.0}]))
     assert spread == pytest.approx(np.full(spread.shape, 12e-3))
 
 

@@ -45,7 +45,7 @@ def test_rows_go_to_the_disk_and_come_back_with_what_is_unknown_as_null(tmp_path
     rows.add(row(2, 9, steady=UNKNOWN))
     loop.append(tmp_path, rows.take(), offset_ns=10**18)
     con = table.connect()
-    assert loop.show(con, [tmp_path]) == []
+    assert loop.create_table(con, [tmp_path]) == []
     told = """
         SELECT step, rung, steady, start_ns, dur_ns, before_ns, samples, status, faults, system_ns
         FROM loop ORDER BY step
@@ -58,7 +58,7 @@ def test_rows_go_to_the_disk_and_come_back_with_what_is_unknown_as_null(tmp_path
     assert con.execute(told).fetchall() == expected
     loop.write(con, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["loop.parquet"]
-    loop.show(con, [tmp_path])
+    loop.create_table(con, [tmp_path])
     assert con.execute(told).fetchall() == expected
 
 
@@ -69,18 +69,18 @@ def test_a_row_that_a_kill_cut_off_costs_itself_alone(tmp_path: Path) -> None:
     file = tmp_path / rundir.LOOP_ROWS
     file.write_bytes(rows.take()[:-20])
     con = table.connect()
-    loop.show(con, [tmp_path])
+    loop.create_table(con, [tmp_path])
     assert con.execute("SELECT list(step ORDER BY step) FROM loop").fetchall() == [([0, 1],)]
     rows.add(row(3, 5))
     loop.append(tmp_path, rows.take(), 0)
-    loop.show(con, [tmp_path])
+    loop.create_table(con, [tmp_path])
     assert con.execute("SELECT list(step ORDER BY step) FROM loop").fetchall() == [([0, 1, 3],)]
 
 
 def test_a_damaged_file_is_left_out_and_said(tmp_path: Path) -> None:
     (tmp_path / "loop.parquet").write_bytes(b"PAR1 no more")
     con = table.connect()
-    [said] = loop.show(con, [tmp_path])
+    [said] = loop.create_table(con, [tmp_path])
     assert "loop.parquet" in said
     assert con.execute("SELECT count(*) FROM loop").fetchall() == [(0,)]
 
@@ -90,7 +90,7 @@ def test_a_loop_of_a_version_that_counted_no_page_faults_has_none_and_not_zero(t
     (tmp_path / "before").mkdir()
     con.execute("CREATE TABLE earlier AS SELECT * EXCLUDE (faults, system_ns) FROM loop")
     table.write_parquet(con, "earlier", tmp_path / "before" / "loop.parquet")
-    assert loop.show(con, [tmp_path / "before"]) == []
+    assert loop.create_table(con, [tmp_path / "before"]) == []
     assert con.execute("SELECT step, faults, system_ns FROM loop ORDER BY step").fetchall() == [
         (0, None, None),
         (1, None, None),
@@ -461,14 +461,14 @@ def stored(tmp_path: Path, *rows: Row) -> Any:
     tmp_path.mkdir(exist_ok=True)
     loop.append(tmp_path, kept.take(), 0)
     con = table.connect()
-    loop.show(con, [tmp_path])
+    loop.create_table(con, [tmp_path])
     return con
 
 
 def arrived(sent: list[Span]) -> Any:
     """Return an engine with an empty loop, and spans that arrived."""
     con = table.connect()
-    loop.show(con, [])
+    loop.create_table(con, [])
     table.create(con, "arrived")
     table.insert(con, "arrived", sent)
     return con

@@ -19,7 +19,7 @@ from xsp.trials.calls import Autocast, ChannelsLast, Float32, InferenceMode, Sdp
 from xsp.trials.folding import FoldBatchNorm
 from xsp.trials.settings import Malloc, OneDnn, Threads, facts
 from xsp.trials.training import Foreach, FusedOptimizer, Workers
-from xsp.trials.trial import Trial, named, names
+from xsp.trials.trial import Trial, names, parse
 
 torch = pytest.importorskip("torch")
 
@@ -47,8 +47,8 @@ def tried(trial: Trial, module: Any, *args: Any) -> Any:
 def test_every_name_is_that_of_a_trial_and_other_names_and_values_are_refused() -> None:
     valued = {"threads": "2", "interop": "2", "num_workers": "1"}
     for name in names():
-        assert isinstance(named(f"{name}={valued[name]}" if name in valued else name)[0], Trial)
-    assert [type(each).__name__ for each in named("channels_last+threads=2")] == ["ChannelsLast", "Threads"]
+        assert isinstance(parse(f"{name}={valued[name]}" if name in valued else name)[0], Trial)
+    assert [type(each).__name__ for each in parse("channels_last+threads=2")] == ["ChannelsLast", "Threads"]
     for wrong in (
         "channel_last",
         "threads",
@@ -60,7 +60,7 @@ def test_every_name_is_that_of_a_trial_and_other_names_and_values_are_refused() 
         "",
     ):
         with pytest.raises(UsageError):
-            named(wrong)
+            parse(wrong)
 
 
 def test_channels_last_changes_convolutions_and_inputs_and_keeps_results() -> None:
@@ -295,7 +295,7 @@ with child.begun(sys.argv[1]):
 
 
 def in_a_process(trial: str, report: Path, fails: bool = False) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM.replace("{fails}", str(fails)), child.told(trial, report)]
+    command = [sys.executable, "-c", PROGRAM.replace("{fails}", str(fails)), child.encode_options(trial, report)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 

@@ -21,7 +21,7 @@ MOST_SPANS = 20
 """Maximum number of span ids in a place; `calls` counts all calls."""
 
 
-class OfOthers(AnalysisError):
+class CoveredElsewhere(AnalysisError):
     """Another question covers this subject: the question is not listed as unanswered."""
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from xsp.advise import faults, registry, together
-from xsp.advise.advice import Advice, Asked, Needs, OfOthers, Step
+from xsp.advise.advice import Advice, Asked, CoveredElsewhere, Needs, Step
 from xsp.advise.registry import Question
-from xsp.advise.together import Together
+from xsp.advise.together import CombinedGain
 from xsp.errors import UsageError, XspError, nearest
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Advised:
     ideal: tuple[str, ...] = ()
     """Lines that state how far the step is from the fastest installed implementations (Q1); empty where unknown."""
 
-    together: Together | None = None
+    together: CombinedGain | None = None
     """Combined gain of the pieces without options, and their order; None if fewer than two pieces report which calls
     they change."""
 
@@ -75,7 +75,7 @@ def of(
             pieces = [replace(piece, number=question.number) for piece in question(asked)]
             advice += _without_gain(pieces, faults.doubt(asked)) if question.needs is Needs.BOUND and pieces else pieces
             answered.append(question.name)
-        except OfOthers:
+        except CoveredElsewhere:
             continue
         except XspError as error:
             unanswered[question.name] = str(error)

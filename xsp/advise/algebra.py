@@ -37,7 +37,7 @@ def product_order(asked: Asked) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(asked)
     pairs_by_sizes: dict[tuple[str | None, _Sizes], list[tuple[Call, Call]]] = {}
-    for parent in calls.every(asked):
+    for parent in calls.walk(asked):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
         children = [call for call in parent.inside if call.computes]
@@ -106,9 +106,9 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
     operator over lists of tensors, the table's share of the elements counts.
     """
     step_ms = calls.step_ms(asked)
-    lookups = [call for call in calls.every(asked) if call.name == "aten::embedding" and call.first_shape]
+    lookups = [call for call in calls.walk(asked) if call.name == "aten::embedding" and call.first_shape]
     ops_by_table: dict[tuple[int, int], list[Call]] = {}
-    for call in calls.every(asked):
+    for call in calls.walk(asked):
         if call.name == "aten::embedding_dense_backward" and call.scalars[2:3] and type(call.scalars[2]) is int:
             ops_by_table.setdefault((call.scalars[2], _index_count(call)), []).append(call)
     for (rows, used), ops in ops_by_table.items():
@@ -136,7 +136,7 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
 
 def _update_times(asked: Asked, tables: set[tuple[int, ...]]) -> Iterator[float]:
     """Yield the time in ns that each operator of the optimizer takes for tensors of the shapes in `tables`."""
-    for root in (call for call in calls.every(asked) if call.kind == Kind.OPTIMIZER):
+    for root in (call for call in calls.walk(asked) if call.kind == Kind.OPTIMIZER):
         for op in (inner for inner in root.every() if inner.is_outer_op and inner.shapes):
             first = op.shapes[0]
             if op.first_shape in tables:
@@ -161,7 +161,7 @@ def one_hot(asked: Asked) -> Iterator[Advice]:
     Shapes identify the products that take the vectors. The gradient in the backward pass is a product as well.
     """
     step_ms = calls.step_ms(asked)
-    outer = [call for call in calls.every(asked) if call.is_outer_op]
+    outer = [call for call in calls.walk(asked) if call.is_outer_op]
     for encoding in (call for call in outer if call.name == "aten::one_hot" and call.first_shape):
         rows = max((call.first_shape or (0,) for call in encoding.every()), key=math.prod)
         if encoding.first_shape is None or rows[:-1] != encoding.first_shape:
@@ -172,7 +172,7 @@ def one_hot(asked: Asked) -> Iterator[Advice]:
         shapes = {_flat(rows), _flat(rows)[::-1]}
         gradients = [
             call
-            for root in calls.every(asked)
+            for root in calls.walk(asked)
             if root.kind == Kind.BACKWARD
             for call in root.every()
             if call.name in ("aten::mm", "aten::bmm") and any(_matrix(call.shapes, index) in shapes for index in (0, 1))
@@ -224,7 +224,7 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(asked)
     chains_by_op: dict[tuple[str, str], list[list[Call]]] = {}
-    for parent in calls.every(asked):
+    for parent in calls.walk(asked):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
         children = [call for call in parent.inside if call.computes]
@@ -297,7 +297,7 @@ SOLVING = 1 / 3
 def inverse(asked: Asked) -> Iterator[Advice]:
     """Inverses of matrices that a product takes: solving only factorises, which is a third of the work."""
     step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.every(asked) if op.is_outer_op and op.phase != "backward"]
+    outer = [op for op in calls.walk(asked) if op.is_outer_op and op.phase != "backward"]
     ops: list[Call] = []
     for index, op in enumerate(outer):
         size = op.first_shape

@@ -27,7 +27,7 @@ def unused_gradients(asked: Asked) -> Iterator[Advice]:
     optimizer applies counts; without that part the optimizer still gets all the gradients that it applies.
     """
     step_ms = calls.step_ms(asked)
-    for step in (call for call in calls.every(asked) if call.kind == Kind.STEP):
+    for step in (call for call in calls.walk(asked) if call.kind == Kind.STEP):
         step_calls = list(step.every())
         updated = _updates_by_shape([call for call in step_calls if call.kind == Kind.OPTIMIZER])
         passes = [call for call in step_calls if call.kind == Kind.BACKWARD]
@@ -141,13 +141,13 @@ def anomaly_detection(asked: Asked) -> Iterator[Advice]:
     Python stack of its call.
     """
     step_ms = calls.step_ms(asked)
-    passes = [call for call in calls.every(asked) if call.kind == Kind.BACKWARD]
+    passes = [call for call in calls.walk(asked) if call.kind == Kind.BACKWARD]
     checks = [call for backward in passes for call in backward.every() if call.name == "aten::isnan"]
     answers = [call for backward in passes for call in backward.every() if call.name == "aten::_is_any_true"]
     ms = sum(call.ns for call in (*checks, *answers)) / 1e6
     if len(checks) < LEAST_CHECKS or ms < calls.LEAST_MS:
         return
-    sequence_numbers = {call.sequence_nr for call in calls.every(asked) if call.is_op and call.sequence_nr is not None}
+    sequence_numbers = {call.sequence_nr for call in calls.walk(asked) if call.is_op and call.sequence_nr is not None}
     low, value, high = (cost * len(sequence_numbers) / 1e3 for cost in STACK_US)
     check_time = calls.interval(ms, calls.ends(asked, [*checks, *answers]))
     yield Advice(

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from xsp import summary
 from xsp.advise import steptime
-from xsp.advise.advice import MOST_SPANS, Asked, Interval, OfOthers, Place
+from xsp.advise.advice import MOST_SPANS, Asked, CoveredElsewhere, Interval, Place
 from xsp.errors import AnalysisError
 from xsp.schema import GIVEN, SCALARS, Kind, Level
 from xsp.store.selftimes import BOOKKEEPING, NS
@@ -138,7 +138,7 @@ def of(asked: Asked) -> list[Call]:
     return asked.made("calls", lambda: _trees(asked))
 
 
-def every(asked: Asked) -> Iterator[Call]:
+def walk(asked: Asked) -> Iterator[Call]:
     """Yield all calls of the merged step; raises the errors of `of`."""
     for root in of(asked):
         yield from root.every()
@@ -147,14 +147,14 @@ def every(asked: Asked) -> Iterator[Call]:
 def gradients(asked: Asked, those: Sequence[Call]) -> list[Call]:
     """Return the backward nodes that compute the gradients of calls, matched by autograd's sequence numbers."""
     numbers = {call.sequence_nr for root in those for call in root.every()} - {None}
-    passes = (call for call in every(asked) if call.kind == Kind.BACKWARD)
+    passes = (call for call in walk(asked) if call.kind == Kind.BACKWARD)
     return [node for backward in passes for node in backward.inside if numbers and node.sequence_nr in numbers]
 
 
 def _trees(asked: Asked) -> list[Call]:
     trace = asked.traced
     if trace.has(Level.KERNEL):
-        raise OfOthers("the trace has device work: see `device-idle` for time on the host")
+        raise CoveredElsewhere("the trace has device work: see `device-idle` for time on the host")
     if not trace.has(Level.OP):
         raise AnalysisError(f"{trace.name!r} has no operators: {_HINT}")
     rows = trace.con.execute(

@@ -24,7 +24,7 @@ _WIDE = ("double", "float64")
 def copies(asked: Asked) -> Iterator[Advice]:
     """Calls of `clone` by the program itself, and of `contiguous` that had to copy; none inside other operators."""
     step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.every(asked) if op.is_outer_op and op.phase != "backward"]
+    outer = [op for op in calls.walk(asked) if op.is_outer_op and op.phase != "backward"]
     clones = [op for op in outer if op.name == "aten::clone"]
     yield from _copies(asked, step_ms, clones, "clone", "omit it if nothing writes to the copy in place", False)
     contiguous = [op for op in outer if op.name == "aten::contiguous" and _copies_inside(op)]
@@ -58,7 +58,7 @@ def _copies_inside(call: Call) -> bool:
 def casts(asked: Asked) -> Iterator[Advice]:
     """Casts to another floating-point type, and operators in double precision beside those in single precision."""
     step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.every(asked) if op.is_outer_op]
+    outer = [op for op in calls.walk(asked) if op.is_outer_op]
     cast_ops = [op for op in outer if op.name in ("aten::to", "aten::_to_copy") and _types(op)]
     cast_set = set(cast_ops)
     wide = [op for op in outer if op.dtype in _WIDE and op not in cast_set]
@@ -128,7 +128,7 @@ def half_precision(asked: Asked) -> Iterator[Advice]:
     only a trial shows how much.
     """
     step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.every(asked) if op.is_outer_op]
+    outer = [op for op in calls.walk(asked) if op.is_outer_op]
     isa = asked.traced.run.machine.isa
     for dtype, (name, needed) in NARROW.items():
         ops = [op for op in outer if op.dtype == dtype]

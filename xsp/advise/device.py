@@ -23,7 +23,7 @@ WORTH = 5.0
 RUNNING = 40.0
 """Minimum percentage of the window that the device is busy for advice on kernels."""
 
-HELD = 0.5
+DOMINANT_SHARE = 0.5
 """Minimum share of a cause's idle time for one call, or one gap, to be named."""
 
 AT_BEGIN = 0.01
@@ -48,7 +48,7 @@ class Loss(NamedTuple):
     ms: float
 
 
-class Done(NamedTuple):
+class Features(NamedTuple):
     """What the program does already, according to its trace."""
 
     graphs: bool
@@ -77,7 +77,7 @@ class Piece(NamedTuple):
         return Advice(self.question, self.what, self.where, gain, True, self.percent, (), self.do, self.changes)
 
 
-def done(trace: Trace) -> Done:
+def features_in_use(trace: Trace) -> Features:
     """Return whether a trace shows graphs, compiled code and workers of the data loader."""
     ((graphs, compiled, workers),) = trace.con.execute(
         f"""
@@ -89,7 +89,7 @@ def done(trace: Trace) -> Done:
         FROM spans
         """
     ).fetchall()
-    return Done(bool(graphs), bool(compiled), bool(workers))
+    return Features(bool(graphs), bool(compiled), bool(workers))
 
 
 def pieces(answers: Answers, whole: Row, losses: Sequence[Loss]) -> list[Piece]:
@@ -102,7 +102,7 @@ def pieces(answers: Answers, whole: Row, losses: Sequence[Loss]) -> list[Piece]:
     """
     from xsp.advise import kernels
 
-    already = done(answers.trace)
+    already = features_in_use(answers.trace)
     candidates = [
         piece for loss in losses if loss.percent >= WORTH for piece in _for_loss(answers, whole, loss, already)
     ]
@@ -111,7 +111,7 @@ def pieces(answers: Answers, whole: Row, losses: Sequence[Loss]) -> list[Piece]:
     return sorted((piece for piece in candidates if piece.percent >= WORTH), key=lambda piece: -piece.percent)
 
 
-def _for_loss(answers: Answers, total: Row, loss: Loss, already: Done) -> Iterator[Piece]:
+def _for_loss(answers: Answers, total: Row, loss: Loss, already: Features) -> Iterator[Piece]:
     if loss.name.startswith(IDLE):
         cause = loss.name.removeprefix(IDLE)
         suggestion = _IDLE[cause](answers, already, cause) if cause in _IDLE else None
@@ -171,7 +171,7 @@ def places(trace: Trace, which: str) -> tuple[Place, ...]:
     return tuple(Place(layer, op, tuple(spans), count) for layer, op, count, spans in rows)
 
 
-class Held(NamedTuple):
+class IdleTime(NamedTuple):
     """The composition of a cause's idle time."""
 
     gaps: int
@@ -179,10 +179,10 @@ class Held(NamedTuple):
     call: str | None
     call_ms: float
     longest: Row | None
-    """The row of `idle-gaps` of the longest gap; None if it is less than `HELD` of the idle time."""
+    """The row of `idle-gaps` of the longest gap; None if it is less than `DOMINANT_SHARE` of the idle time."""
 
 
-def held(answers: Answers, cause: str) -> Held:
+def idle_time(answers: Answers, cause: str) -> IdleTime:
     """Return the composition of a cause's idle time, over all devices."""
     rows = [row for row in answers["idle-causes"].dicts() if row["cause"] == cause]
     ms = sum(row["idle_ms"] for row in rows)
@@ -192,9 +192,9 @@ def held(answers: Answers, cause: str) -> Held:
             calls[row["call"]] = calls.get(row["call"], 0.0) + row["call_ms"]
     call = max(calls, key=lambda name: calls[name], default=None)
     longest = next((row for row in answers["idle-gaps"].dicts() if row["cause"] == cause), None)
-    if longest is not None and longest["idle_us"] < HELD * ms * 1e3:
+    if longest is not None and longest["idle_us"] < DOMINANT_SHARE * ms * 1e3:
         longest = None
-    return Held(sum(row["gaps"] for row in rows), ms, call, calls.get(call or "", 0.0), longest)
+    return IdleTime(sum(row["gaps"] for row in rows), ms, call, calls.get(call or "", 0.0), longest)
 
 
 def one_gap(gap: Row) -> str:
@@ -226,16 +226,16 @@ Said = tuple[str, str]
 """An observation, and what to do about it."""
 
 
-def _host(answers: Answers, already: Done, cause: str) -> Said | None:
+def _host(answers: Answers, already: Features, cause: str) -> Said | None:
     """Return what helps if launches come late: advice on the call that took most of the time, else fewer launches."""
-    idle = held(answers, cause)
+    idle = idle_time(answers, cause)
     if idle.longest is not None:
         where = f"{one_gap(idle.longest)} is {100 * idle.longest['idle_us'] / 1e3 / idle.ms:.0f} % of it"
         call = idle.longest["call"]
         return where, _of_call(call) or (
             f"see what the host did {'in ' + call if call else 'there'}; {short(idle.longest['next_work'])} came next"
         )
-    if idle.call is not None and idle.call_ms >= HELD * idle.ms and (text := _of_call(idle.call)):
+    if idle.call is not None and idle.call_ms >= DOMINANT_SHARE * idle.ms and (text := _of_call(idle.call)):
         return f"{idle.call} is {100 * idle.call_ms / idle.ms:.0f} % of it", text
     launches = answers["launches"].dicts()
     count = sum(row["launches"] or 0 for row in launches)
@@ -258,8 +258,8 @@ def _of_call(call: str | None) -> str | None:
     return next((text for words, text in _CALLS if call is not None and any(word in call for word in words)), None)
 
 
-def _sync(answers: Answers, already: Done, cause: str) -> Said:
-    idle = held(answers, cause)
+def _sync(answers: Answers, already: Features, cause: str) -> Said:
+    idle = idle_time(answers, cause)
     if idle.longest is not None:
         where = f"{one_gap(idle.longest)} is {100 * idle.longest['idle_us'] / 1e3 / idle.ms:.0f} % of it"
     elif idle.call is not None:
@@ -272,8 +272,8 @@ def _sync(answers: Answers, already: Done, cause: str) -> Said:
     return where, "find what waits for the device (.item(), boolean masks, synchronize()); `idle-gaps` names it"
 
 
-def _data(answers: Answers, already: Done, cause: str) -> Said:
-    idle = held(answers, cause)
+def _data(answers: Answers, already: Features, cause: str) -> Said:
+    idle = idle_time(answers, cause)
     where = one_gap(idle.longest) if idle.longest is not None else f"{idle.gaps:,} waits"
     if idle.call is not None and idle.longest is None:
         where += f" in {idle.call}"
@@ -284,8 +284,8 @@ def _data(answers: Answers, already: Done, cause: str) -> Said:
     return where, "load and prepare data in the background"
 
 
-def _wait(answers: Answers, already: Done, cause: str) -> Said:
-    idle = held(answers, cause)
+def _wait(answers: Answers, already: Features, cause: str) -> Said:
+    idle = idle_time(answers, cause)
     if idle.longest is not None:
         gap = idle.longest
         begins = gap["begins_at_ms"] * 1e3 < AT_BEGIN * gap["idle_us"]
@@ -299,7 +299,7 @@ def _wait(answers: Answers, already: Done, cause: str) -> Said:
     return f"{idle.gaps:,} gaps, {median:.3g} µs at the median", f"streams that wait for each other, or {fewer}"
 
 
-_IDLE: dict[str, Callable[[Answers, Done, str], Said | None]] = {
+_IDLE: dict[str, Callable[[Answers, Features, str], Said | None]] = {
     "host-bound": _host, "sync": _sync, "data loading": _data, "kernel wait": _wait,
 }  # fmt: skip
 

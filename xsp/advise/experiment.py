@@ -18,10 +18,10 @@ from xsp.advise import rerun
 from xsp.advise.advice import Advice, Interval
 from xsp.comparison import comparable, compare, turns
 from xsp.comparison.commands import Program
-from xsp.comparison.revisions import Place
+from xsp.comparison.revisions import WorkTree
 from xsp.errors import AnalysisError, ProgramError, UsageError, XspError
 from xsp.trials import outputs
-from xsp.trials.trial import Trial, named
+from xsp.trials.trial import Trial, parse
 
 Progress = Callable[[str, int, int], None]
 
@@ -32,7 +32,7 @@ TRIED, NOT_APPLICABLE, FAILED = "tried", "not applicable", "failed"
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialResult:
     """A piece of advice that was tried: the promised gain, and the outcome."""
 
     advice: Advice
@@ -94,7 +94,7 @@ class Plan:
     trains: bool = False
     turns: int = TURNS
     seed: int = 0
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[TrialResult] = field(default_factory=list)
     """Finished trials; each is appended when it ends."""
 
 
@@ -113,7 +113,7 @@ def chosen(advice: Sequence[Advice], most: int) -> list[Advice]:
     return list(by_trial.values())[:most]
 
 
-def each(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iterator[Tried]:
+def run_trials(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iterator[TrialResult]:
     """Try pieces of advice one after the other, and yield each result when it is finished.
 
     An interrupt ends the current run and propagates; the results yielded so far are in `plan.tried`.
@@ -136,14 +136,14 @@ class _NothingChanged(XspError):
     """The first turn shows that the trial changes nothing."""
 
 
-def _tried(plan: Plan, piece: Advice, progress: Progress) -> Tried:
+def _tried(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
     assert piece.trial
     try:
-        trials = named(piece.trial)
+        trials = parse(piece.trial)
     except UsageError as error:
-        return Tried(piece, NOT_APPLICABLE, str(error))
+        return TrialResult(piece, NOT_APPLICABLE, str(error))
     if plan.trains and any(trial.inference_only for trial in trials):
-        return Tried(piece, NOT_APPLICABLE, "the program trains, and this is only for inference")
+        return TrialResult(piece, NOT_APPLICABLE, "the program trains, and this is only for inference")
     runs = turns.Turns(plan.out / re.sub(r"[^\w.=+-]", "-", piece.trial), plan.turns)
     before, after = (rerun.under(plan.program, name) for name in ("", piece.trial))
 
@@ -152,16 +152,16 @@ def _tried(plan: Plan, piece: Advice, progress: Progress) -> Tried:
             _check_applied(trials, *(_report(side[0]) for side in (runs.a, runs.b)))
         progress(what.replace(": A", ": without").replace(": B", ": with"), done, total)
 
-    place = Place(Path.cwd())
+    place = WorkTree(Path.cwd())
     try:
         sides = [turns.Side("a", before, place), turns.Side("b", after, place)]
         turns.take(sides, runs, "M", looking, seed=plan.seed, overwrite=True)
     except _NothingChanged as unchanged:
-        return Tried(piece, NOT_APPLICABLE, str(unchanged), turns=len(runs.a))
+        return TrialResult(piece, NOT_APPLICABLE, str(unchanged), turns=len(runs.a))
     except (ProgramError, AnalysisError) as error:
         if repr(after.typed) not in str(error):
             raise  # the program itself failed, not the trial
-        return Tried(piece, FAILED, _last_line(str(error)), turns=len(runs.a))
+        return TrialResult(piece, FAILED, _last_line(str(error)), turns=len(runs.a))
     return _measured(piece, runs, trials)
 
 
@@ -179,13 +179,13 @@ def _check_applied(trials: Sequence[Trial], baseline: dict[str, Any], report: di
     raise _NothingChanged("; ".join((report.get("reasons") or ["nothing was changed"])[:2]))
 
 
-def _measured(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> Tried:
+def _measured(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> TrialResult:
     step = compare(*comparable.load(runs.a, runs.b), turns=runs.most).step
     reports = [_report(path) for path in (runs.a[0], runs.b[0])]
     if step.a_ms is None or step.change_ms is None or step.low_ms is None or step.high_ms is None:
-        return Tried(piece, FAILED, f"its gain cannot be determined: {step.verdict}", turns=len(runs.a))
+        return TrialResult(piece, FAILED, f"its gain cannot be determined: {step.verdict}", turns=len(runs.a))
     error, summary = _results(runs, trials)
-    return Tried(
+    return TrialResult(
         piece,
         TRIED,
         before_ms=step.a_ms,

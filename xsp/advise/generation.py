@@ -40,8 +40,8 @@ def prefix(asked: Asked) -> Iterator[Advice]:
     the gain is at most all of the time except the share of one token.
     """
     step_ms = calls.step_ms(asked)
-    has_embedding = any(call.name == "aten::embedding" for call in calls.every(asked))
-    for model in calls.every(asked):
+    has_embedding = any(call.name == "aten::embedding" for call in calls.walk(asked))
+    for model in calls.walk(asked):
         if model.kind != Kind.FORWARD or model.key is None or not has_embedding:
             continue
         token_calls = _calls_of(asked, model.name)
@@ -119,7 +119,7 @@ def last_scores(asked: Asked) -> Iterator[Advice]:
     Shapes identify it: the result of the layer, batch × tokens × vocabulary, is only sliced.
     """
     step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.every(asked) if op.is_outer_op]
+    outer = [op for op in calls.walk(asked) if op.is_outer_op]
     for layer in (op for op in outer if op.name == "aten::linear"):
         weight = layer.shapes[1] if len(layer.shapes) > 1 else None
         if layer.first_shape is None or len(layer.first_shape) != 3 or not isinstance(weight, list) or not weight:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xsp.advise.advice import Place
-from xsp.advise.device import NAMED, Done, Piece, Row, duration, places, short
+from xsp.advise.device import NAMED, Features, Piece, Row, duration, places, short
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
 from xsp.device.kernelnames import MATRIX
@@ -22,7 +22,7 @@ CHANGES_LAYOUT = r"nchwToNhwc|nhwcToNchw|NCHW2|CNHW2|batched_transpose_[0-9]"
 """Pattern for kernels with which cuDNN and MIOpen change the layout of tensors."""
 
 
-def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
+def pieces(answers: Answers, whole: Row, already: Features) -> Iterator[Piece]:
     """Yield the changes that help the kernels themselves.
 
     Args:
@@ -92,7 +92,7 @@ def _layouts(answers: Answers, share: Callable[[float], float]) -> Iterator[Piec
     )
 
 
-def _fusible(answers: Answers, share: Callable[[float], float], already: Done) -> Iterator[Piece]:
+def _fusible(answers: Answers, share: Callable[[float], float], already: Features) -> Iterator[Piece]:
     fusible = [row for row in answers["fusible"].dicts() if not re.search(CONVOLUTION, row["op"] or "")]
     ms = sum(row["device_ms"] for row in fusible)
     if not ms:

@@ -33,7 +33,7 @@ def synchronisations(asked: Asked) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(asked)
     loops: list[tuple[list[Call], list[Call], float]] = []
-    for parent in calls.every(asked):
+    for parent in calls.walk(asked):
         reads = [call for call in parent.inside if call.name in SYNC and call.phase != "optimizer"]
         if not parent.is_op and len(reads) >= LEAST_TURNS:
             loops.append((reads, *_with_indexing(parent, reads)))
@@ -114,7 +114,7 @@ def samples(asked: Asked) -> Iterator[Advice]:
 def growing(asked: Asked) -> Iterator[Advice]:
     """Concatenations in a loop that append to the result of the previous one, so that all of it is copied each time."""
     step_ms = calls.step_ms(asked)
-    chains = [chain for parent in calls.every(asked) if not parent.is_op for chain in _growing_chains(parent)]
+    chains = [chain for parent in calls.walk(asked) if not parent.is_op for chain in _growing_chains(parent)]
     copies = [call for chain in chains for call in chain[:-1]]
     ms = sum(call.ns for call in copies) / 1e6
     if ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_PERCENT:
@@ -179,7 +179,7 @@ def narrow_layers(asked: Asked) -> Iterator[Advice]:
     of its multiplications or of its memory traffic, whichever is longer, at the best rates of the step's linear layers.
     """
     step_ms = calls.step_ms(asked)
-    linear = [layer for layer in calls.every(asked) if layer.type == "Linear" and layer.level == Level.LAYER]
+    linear = [layer for layer in calls.walk(asked) if layer.type == "Linear" and layer.level == Level.LAYER]
     timed = [layer for layer in linear if layer.ns > 0]
     rates = [max((_work(layer)[index] / layer.ns for layer in timed), default=0.0) for index in (0, 1)]
     groups_by_parent: dict[str, list[list[Call]]] = {}
@@ -252,7 +252,7 @@ def recurrence(asked: Asked) -> Iterator[Advice]:
     """PyTorch's recurrent cells called once for each time step, where one call of the layer processes all of them."""
     step_ms = calls.step_ms(asked)
     cells_by_name: dict[tuple[str, str], list[Call]] = {}
-    for parent in calls.every(asked):
+    for parent in calls.walk(asked):
         cells = [cell for cell in parent.inside if cell.type in CELLS]
         for cell in cells:
             cells_by_name.setdefault((cell.name, str(cell.type)), []).append(cell)

@@ -35,7 +35,7 @@ def optimizer(asked: Asked) -> Iterator[Advice]:
     """Updates of parameters by single operators in a Python loop, in an optimizer or written by hand."""
     step_ms = calls.step_ms(asked)
     updates: list[_Update] = []
-    for parent in calls.every(asked):
+    for parent in calls.walk(asked):
         if parent.kind == Kind.OPTIMIZER and parent.name not in WITHOUT:
             updates += _updates(parent, [op for op in parent.inside if op.is_op])
         elif parent.kind == Kind.STEP:

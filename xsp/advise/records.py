@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import atomic, cached
-from xsp.advise.experiment import TRIED, Tried
+from xsp.advise.experiment import TRIED, TrialResult
 from xsp.errors import OutputError
 from xsp.run import Machine
 from xsp.version import __version__
@@ -71,7 +71,7 @@ class History:
         return f"{text}; median error {self.median_off_percent:.0f} % of the prediction over {self.expected}"
 
 
-def keep(found: Tried, machine: Machine, folder: Path | None = None) -> Path:
+def keep(found: TrialResult, machine: Machine, folder: Path | None = None) -> Path:
     """Save a trial, and return the path of its file.
 
     Raises:
@@ -90,7 +90,7 @@ def keep(found: Tried, machine: Machine, folder: Path | None = None) -> Path:
     path = directory / f"{time.time_ns()}-{secrets.token_hex(4)}.json"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with atomic.written(path) as temporary:
+        with atomic.replacing(path) as temporary:
             temporary.write_text(json.dumps(content), encoding="utf-8")
     except OSError as error:
         raise OutputError(
@@ -99,7 +99,7 @@ def keep(found: Tried, machine: Machine, folder: Path | None = None) -> Path:
     return path
 
 
-def plain(found: Tried) -> dict[str, Any]:
+def plain(found: TrialResult) -> dict[str, Any]:
     """Return a trial as plain data, without its program."""
     return {
         "trial": found.trial,

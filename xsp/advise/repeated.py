@@ -43,7 +43,7 @@ def repeated(asked: Asked) -> Iterator[Advice]:
 
 def _repeats(asked: Asked) -> Iterator[Call]:
     """Yield the calls of modules that repeat an earlier call with the same tensors, none inside another one."""
-    order = sorted(calls.every(asked), key=lambda call: call.start_ns)
+    order = sorted(calls.walk(asked), key=lambda call: call.start_ns)
     first_calls: dict[tuple[object, ...], Call] = {}
     end = 0
     for call in order:
@@ -91,7 +91,7 @@ def masks(asked: Asked) -> Iterator[Advice]:
     """Triangular matrices of one size that a step makes several times: causal masks of attention."""
     step_ms = calls.step_ms(asked)
     groups_by_shape: dict[tuple[str, tuple[int, ...]], list[list[Call]]] = {}
-    for parent in calls.every(asked):
+    for parent in calls.walk(asked):
         if parent.is_op or _is_backward(parent):
             continue
         for before, op in pairwise([None, *(call for call in parent.inside if call.is_op)]):
@@ -146,7 +146,7 @@ def constants(asked: Asked) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(asked)
     chains_by_ops: dict[tuple[object, ...], list[list[Call]]] = {}
-    for parent in calls.every(asked):
+    for parent in calls.walk(asked):
         if parent.is_op or _is_backward(parent) or parent.phase == "optimizer":
             continue
         for chain in _tables(parent):

@@ -33,7 +33,7 @@ class UnderTrial(Program):
         """Return the command that records a run of the program into a directory."""
         words = super().command(out, levels, seed)
         position = words.index("-c", len(self.python)) + 1
-        return [*words[:position], child.CODE, child.told(self.trial, report(out)), *words[position + 1 :]]
+        return [*words[:position], child.CODE, child.encode_options(self.trial, report(out)), *words[position + 1 :]]
 
 
 def report(out: Path) -> Path:
@@ -76,10 +76,10 @@ def program(run: Run, source: str, typed: str | None = None) -> Program:
 
 def under(found: Program, trial: str) -> UnderTrial:
     """Return a program with a trial applied; an empty name applies none."""
-    from xsp.trials.trial import named
+    from xsp.trials.trial import parse
 
     variables = {
-        name: value for change in (named(trial) if trial else ()) for name, value in change.environment().items()
+        name: value for change in (parse(trial) if trial else ()) for name, value in change.environment().items()
     }
     typed = f"{found.typed} ({trial})" if trial else found.typed
     result = UnderTrial(typed, found.python, found.verb, found.args, found.settings, trial)

@@ -24,7 +24,7 @@ def sort_for_few(asked: Asked) -> Iterator[Advice]:
     step_ms = calls.step_ms(asked)
     sorts: list[Call] = []
     used, total = 0, 0
-    for parent in calls.every(asked):
+    for parent in calls.walk(asked):
         for index, op in enumerate(parent.inside if not parent.is_op else ()):
             size = op.first_shape
             if op.name not in _SORTS or size is None:
@@ -137,7 +137,7 @@ def mask_indexing(asked: Asked) -> Iterator[Advice]:
 
 def _forward_ops(asked: Asked) -> list[Call]:
     """Return the operators that the program calls itself outside backward passes, in order of time."""
-    ops = [op for op in calls.every(asked) if op.is_outer_op and op.phase != "backward"]
+    ops = [op for op in calls.walk(asked) if op.is_outer_op and op.phase != "backward"]
     forward = (op for op in ops if op.around is None or op.around.kind != Kind.BACKWARD)
     return sorted(forward, key=lambda op: op.start_ns)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked, Interval, OfOthers
+from xsp.advise.advice import Advice, Asked, CoveredElsewhere, Interval
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
@@ -25,7 +25,7 @@ def gradients(asked: Asked) -> Iterator[Advice]:
     While gradients are recorded, each such operator has a new sequence number.
     """
     step_ms = calls.step_ms(asked)
-    all_calls = list(calls.every(asked))
+    all_calls = list(calls.walk(asked))
     if any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) or call.phase == "backward" for call in all_calls):
         return
     if _is_training(asked):
@@ -67,7 +67,7 @@ def training_mode(asked: Asked) -> Iterator[Advice]:
     statistics change.
     """
     step_ms = calls.step_ms(asked)
-    all_calls = list(calls.every(asked))
+    all_calls = list(calls.walk(asked))
     if _is_training(asked) or any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for call in all_calls):
         return
     candidates = ((call, TRAINING.get(call.name)) for call in all_calls)
@@ -109,14 +109,16 @@ def oversubscription(asked: Asked) -> Iterator[Advice]:
     """More PyTorch threads than cores that the program may use: such threads wait for each other."""
     trace = asked.traced
     if trace.has(Level.KERNEL) or trace.run.imported is not None:
-        raise OfOthers("host threads do not explain the time of devices, and other profilers do not record threads")
+        raise CoveredElsewhere(
+            "host threads do not explain the time of devices, and other profilers do not record threads"
+        )
     threads, cores = trace.run.machine.get("torch_threads"), trace.run.machine.cores
     if not isinstance(threads, int) or not cores:
         raise AnalysisError("the trace does not have threads and cores: a run of xsp does")
     if threads <= cores:
         return
     step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.every(asked) if op.is_outer_op]
+    outer = [op for op in calls.walk(asked) if op.is_outer_op]
     ms = min(step_ms, sum(op.ns for op in outer) / 1e6)
     ends = calls.ends(asked, outer)
     yield Advice(

@@ -36,7 +36,7 @@ def stall(asked: Asked) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(asked)
     by_type: dict[str, list[Call]] = {}
-    for call in calls.every(asked):
+    for call in calls.walk(asked):
         if call.kind in _CONTAINERS and _excess_ms(call) >= calls.LEAST_MS and _is_innermost(call):
             by_type.setdefault(_type(call), []).append(call)
     freeing_ms = _freeing_ms(asked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xsp.advise.advice import Interval, Step
 from xsp.analyses.answers import Answers
-from xsp.analyses.loop import own_scopes
+from xsp.analyses.loop import scope_names
 
 ALIKE = 0.25
 """Maximum relative difference between the devices' window and the sum of the steps for both to be taken as equal."""
@@ -36,7 +36,7 @@ def _iteration(answers: Answers) -> Step | None:
     """Return the time of an iteration if the loop records it and enough of it is outside the step, else None."""
     trace = answers.trace
     for row in answers["loop"].dicts():
-        if row["kind"] == trace.kind and row["scope"] in own_scopes(trace.rank) and row["iteration_ms"] is not None:
+        if row["kind"] == trace.kind and row["scope"] in scope_names(trace.rank) and row["iteration_ms"] is not None:
             mean, low, high = (row[name] for name in ("iteration_ms", "low_ms", "high_ms"))
             if low is None or (row["data_ms"] or 0.0) + (row["between_ms"] or 0.0) < AROUND * mean:
                 return None

@@ -26,7 +26,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Together:
+class CombinedGain:
     """Pieces in the order in which they are worth doing, and their combined gain."""
 
     parts: tuple[Part, ...]
@@ -39,7 +39,7 @@ class Together:
         return math.fsum(part.adds_ms for part in self.parts)
 
 
-def plan(advice: Sequence[Advice]) -> Together | None:
+def plan(advice: Sequence[Advice]) -> CombinedGain | None:
     """Return the order in which pieces are worth doing; None if fewer than two report which calls they change."""
     candidates = [piece for piece in advice if piece.by_call]
     chosen: list[Advice] = []
@@ -54,7 +54,7 @@ def plan(advice: Sequence[Advice]) -> Together | None:
             chosen.append(best)
             total += gain
             parts.append(Part(best, gain))
-    return Together(tuple(parts), len(advice) - len(candidates)) if len(candidates) > 1 and parts else None
+    return CombinedGain(tuple(parts), len(advice) - len(candidates)) if len(candidates) > 1 and parts else None
 
 
 def _gain(pieces: Sequence[Advice]) -> float:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from xsp.advise.advice import Interval
-from xsp.advise.experiment import TRIED, Tried
+from xsp.advise.experiment import TRIED, TrialResult
 from xsp.advise.records import History
 from xsp.advise.text import WIDTH, duration
 from xsp.scrub import plain
@@ -19,7 +19,7 @@ def head() -> str:
     return "trials, without and with each change in turns:\n" + _row("trial", "predicted", "gained [95 %]", "turns")
 
 
-def lines(found: Tried) -> str:
+def lines(found: TrialResult) -> str:
     """Return the row of a trial, followed by its effect on results and the applied changes."""
     promised = f"{'≤ ' if found.advice.at_most else ''}{duration(found.advice.gain.value)}"
     promised += f" {found.advice.of_step_percent:.0f} %"

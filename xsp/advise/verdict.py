@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from xsp.advise.advice import Advice, Asked, OfOthers
+from xsp.advise.advice import Advice, Asked, CoveredElsewhere
 from xsp.advise.device import (
     COMMUNICATION,
     COPIES,
-    HELD,
+    DOMINANT_SHARE,
     IDLE,
     MOST,
     WORTH,
@@ -22,7 +22,7 @@ from xsp.advise.device import (
     Piece,
     Row,
     duration,
-    held,
+    idle_time,
     one_gap,
     pieces,
 )  # fmt: skip
@@ -138,10 +138,10 @@ def _loss_lines(answers: Answers, losses: Sequence[Loss]) -> Iterator[str]:
             continue
         text = f"{loss.percent:.0f} % of the time: {loss.name} ({duration(loss.ms)})"
         if loss.name.startswith(IDLE):
-            idle = held(answers, loss.name.removeprefix(IDLE))
+            idle = idle_time(answers, loss.name.removeprefix(IDLE))
             if idle.longest is not None:
                 text += f": {one_gap(idle.longest)}"
-            elif idle.call is not None and idle.call_ms >= HELD * idle.ms:
+            elif idle.call is not None and idle.call_ms >= DOMINANT_SHARE * idle.ms:
                 text += f": {100 * idle.call_ms / idle.ms:.0f} % of it in {idle.call}"
         yield text
 
@@ -160,7 +160,7 @@ def _answer(name: str) -> Callable[[Asked], Iterator[Advice]]:
         trace = asked.traced
         result = asked.made("verdict", lambda: verdict(asked.answers))
         if result is None:
-            raise OfOthers(f"{trace.name!r} has no device work")
+            raise CoveredElsewhere(f"{trace.name!r} has no device work")
         step = asked.step
         if step is not None:
             yield from (piece.advice(step) for piece in result.pieces if piece.question == name)

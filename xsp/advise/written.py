@@ -64,7 +64,7 @@ def written_out(asked: Asked) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(asked)
     chains_by_function: dict[Function, list[list[Call]]] = {}
-    for parent in calls.every(asked):
+    for parent in calls.walk(asked):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase in ("backward", "optimizer"):
             continue
         for function, chain in _written(parent):

@@ -130,7 +130,7 @@ def _row(title: str, metric: str, counts: Iterable[_Count], metric_total: float,
     calls = {count.call for count in counts if count.call is not None}
     return (
         title,
-        called(metric),
+        plain_name(metric),
         *((len(calls) or None,) if by_call else ()),
         kernels,
         total if is_additive else None,
@@ -142,7 +142,7 @@ def _row(title: str, metric: str, counts: Iterable[_Count], metric_total: float,
     )
 
 
-def called(metric: str) -> str:
+def plain_name(metric: str) -> str:
     """Return the plain name of a metric, else its own name.
 
     >>> called("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xsp.analyses.contract import Table, analysis, values
-from xsp.analyses.waiting import Seen, Thread, Walk
+from xsp.analyses.waiting import StepSpan, Thread, Walk
 from xsp.device.kernelnames import COMMUNICATION, NAMES
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
@@ -83,7 +83,7 @@ def critical_path(trace: Trace) -> Table:
 def _walk(trace: Trace) -> None:
     """Find the path, and make the tables of its segments and labels."""
     window = _window(trace)
-    rows = [Seen._make(row) for row in trace.con.execute(_seen(window)).fetchall()]
+    rows = [StepSpan._make(row) for row in trace.con.execute(_seen(window)).fetchall()]
     last = max((row for row in rows if row.device is not None and row.mine), key=lambda row: row.end, default=None)
     if last is not None and last.end <= window.end:
         last = None

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from xsp import summary
 from xsp.analyses.contract import Table, analysis, values
-from xsp.analyses.loop import FROM, kinds_of, own_scopes, unseen
+from xsp.analyses.loop import FROM, kinds_of, scope_names, why_no_loop
 from xsp.samples.nvml import INSTALL, WHILE
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.loop import BARE
@@ -108,7 +108,7 @@ class Power(NamedTuple):
     """Number of times that the counter changed in these windows, after the change that begins each."""
 
 
-class Measured(NamedTuple):
+class DevicePower(NamedTuple):
     """The power of a device while steps of a kind ran; None if there are too few stretches."""
 
     of: Iteration
@@ -136,7 +136,7 @@ _COLUMNS = {
 
 def _why_none(trace: Trace) -> str | None:
     """Return why the energy of a step is unknown, or None if it is known."""
-    reason = unseen(trace) or _why_no_counter(trace)
+    reason = why_no_loop(trace) or _why_no_counter(trace)
     if reason is not None:
         return reason
     if not any(iteration.is_known for iteration in iterations(trace.con)):
@@ -191,7 +191,7 @@ def energy_of_steps(trace: Trace) -> Table:
         devices = list(group)
         step_kind = kinds_of(trace, iteration.rank).get(iteration.kind)
         identity = (
-            own_scopes(iteration.rank)[several],
+            scope_names(iteration.rank)[several],
             iteration.kind,
             step_kind.name if step_kind is not None else None,
         )
@@ -202,7 +202,7 @@ def energy_of_steps(trace: Trace) -> Table:
     return values(trace, "energy_of_steps", _COLUMNS, rows)
 
 
-def _row(iteration: Iteration, measured: Measured, surroundings: _Surroundings) -> tuple[Any, ...]:
+def _row(iteration: Iteration, measured: DevicePower, surroundings: _Surroundings) -> tuple[Any, ...]:
     key, power = (iteration.rank, measured.device), measured.power
     watts, watts_interval = (power.watts, power.ends) if power is not None else (None, None)
     joules, joules_interval = _joules(iteration, watts, watts_interval)
@@ -216,7 +216,7 @@ def _row(iteration: Iteration, measured: Measured, surroundings: _Surroundings) 
     )  # fmt: skip
 
 
-def _together(iteration: Iteration, devices: Sequence[tuple[Measured, Power]]) -> tuple[Any, ...]:
+def _together(iteration: Iteration, devices: Sequence[tuple[DevicePower, Power]]) -> tuple[Any, ...]:
     """Return the row of the sum of devices; ends are added as if the devices' errors were the same."""
     watts = sum(power.watts for _, power in devices)
     intervals = [power.ends for _, power in devices if power.ends is not None]
@@ -260,7 +260,7 @@ def _per(samples: float | None, joules: float | None) -> float | None:
 # --- the counter, the stretches, and the power from both -------------------------------------------------------
 
 
-def _measured(trace: Trace) -> Iterator[Measured]:
+def _measured(trace: Trace) -> Iterator[DevicePower]:
     """Yield the devices of each kind of iteration whose time is known; the kind that takes most time first."""
     counters = _counters(trace)
     stretches_by_rank = _stretches(trace)
@@ -275,7 +275,7 @@ def _measured(trace: Trace) -> Iterator[Measured]:
         for (rank, device), counter in counters.items():
             if rank == iteration.rank:
                 usable, power = _power(counter, stretches)
-                yield Measured(iteration, device, counter, usable, power)
+                yield DevicePower(iteration, device, counter, usable, power)
 
 
 def _counters(trace: Trace) -> Mapping[tuple[int, int], Counter]:

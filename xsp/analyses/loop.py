@@ -28,14 +28,14 @@ _COLUMNS = {
 }
 
 
-def unseen(trace: Trace) -> str | None:
+def why_no_loop(trace: Trace) -> str | None:
     """Return why a trace has no loop, or None if it has one."""
     if trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
         return None
     return "only runs of `xsp run` and xsp.profile record which steps ran and the time between them"
 
 
-@analysis("loop", "The program's loop", unless=unseen)
+@analysis("loop", "The program's loop", unless=why_no_loop)
 def program_loop(trace: Trace) -> Table:
     """The time of an iteration as the program really ran, by kind of step, from steps that were not recorded.
 
@@ -51,11 +51,11 @@ def program_loop(trace: Trace) -> Table:
     """
     measured = iterations(trace.con)
     several = len({iteration.rank for iteration in measured}) > 1
-    rows = [_row(trace, iteration, own_scopes(iteration.rank)[several]) for iteration in measured]
+    rows = [_row(trace, iteration, scope_names(iteration.rank)[several]) for iteration in measured]
     return values(trace, "the_loop", _COLUMNS, [*_jobs(trace, measured), *rows] if several else rows)
 
 
-def own_scopes(rank: int) -> tuple[str, str]:
+def scope_names(rank: int) -> tuple[str, str]:
     """Return the `scope` of the rows of one rank: if it is alone, and if there are several."""
     return "program", f"rank {rank}"
 

@@ -42,7 +42,7 @@ class Interval(NamedTuple):
     """Its true duration if known, else the recorded one."""
 
 
-def each_once(intervals: Iterable[Interval]) -> dict[str, float]:
+def exclusive_times(intervals: Iterable[Interval]) -> dict[str, float]:
     """Return the time of each phase in nanoseconds; each instant counts for the innermost call only.
 
     Calls on one thread nest, so the true durations of inner calls are subtracted from that of the outer call. Among
@@ -121,7 +121,7 @@ def phases(trace: Trace) -> Table:
     start_ns, end_ns, step_ns = _step(trace)
     intervals, sources = _of_merged(trace)
     in_step = [interval for interval in intervals if interval.end_ns > start_ns and interval.start_ns < end_ns]
-    phase_ns: dict[str, float | None] = {**each_once(in_step)}
+    phase_ns: dict[str, float | None] = {**exclusive_times(in_step)}
     rest_ns = max(0.0, step_ns - sum(filter(None, phase_ns.values())))
     before_ns = sum(interval.ns for interval in intervals) - sum(interval.ns for interval in in_step)
     if DATA in sources:
@@ -375,7 +375,7 @@ def _recorded(trace: Trace) -> list[_Recorded]:
             continue
         parts = [span for span in spans if span.phase in _PHASES_MS]
         in_step = [span for span in parts if span.end_ns > step.start_ns and span.start_ns < step.end_ns]
-        phase_ns = defaultdict(float, each_once(in_step))
+        phase_ns = defaultdict(float, exclusive_times(in_step))
         phase_ns[REST] = max(0.0, step.ns - sum(phase_ns.values()))
         phase_ns[DATA] += sum(span.ns for span in parts) - sum(span.ns for span in in_step)
         recorded.append(_Recorded(number, step.start_ns, step.ns, phase_ns, {span.phase for span in parts}))

@@ -44,7 +44,7 @@ _Call = tuple[int | None, int | None]
 """Process and correlation id; the process is None if the source does not record it for device work."""
 
 
-class Seen(NamedTuple):
+class StepSpan(NamedTuple):
     """A span of the step, of the host or of a device; times in nanoseconds."""
 
     start: int
@@ -85,7 +85,7 @@ class Label(NamedTuple):
 class _Timeline:
     """The activity of one thread: at each moment the innermost span, and the innermost operator."""
 
-    def __init__(self, rows: Sequence[Seen]) -> None:
+    def __init__(self, rows: Sequence[StepSpan]) -> None:
         """Divide the thread's time.
 
         Args:
@@ -93,14 +93,14 @@ class _Timeline:
         """
         self.starts: list[int] = []
         self.ends: list[int] = []
-        self.seen: list[Seen] = []
+        self.seen: list[StepSpan] = []
         self.ops: list[str | None] = []
         self._divide(rows)
         self.work_ends = [end for end, seen in zip(self.ends, self.seen, strict=True) if seen.kind not in HOLDERS]
         self.backward = any(row.backward for row in rows)
 
-    def _divide(self, rows: Sequence[Seen]) -> None:
-        stack: list[tuple[int, Seen, str | None]] = []
+    def _divide(self, rows: Sequence[StepSpan]) -> None:
+        stack: list[tuple[int, StepSpan, str | None]] = []
         now = 0
         for row in rows:
             while stack and stack[-1][0] <= row.start:
@@ -113,7 +113,7 @@ class _Timeline:
         while stack:
             now = self._until(stack[-1][0], now, stack.pop())
 
-    def _until(self, end: int, now: int, inner: tuple[int, Seen, str | None]) -> int:
+    def _until(self, end: int, now: int, inner: tuple[int, StepSpan, str | None]) -> int:
         if end <= now:
             return now
         self.starts.append(now)
@@ -135,11 +135,11 @@ class _Timeline:
 class _Lane:
     """Device work in order of its end."""
 
-    def __init__(self, rows: Iterable[Seen]) -> None:
+    def __init__(self, rows: Iterable[StepSpan]) -> None:
         self.rows = sorted(rows, key=lambda row: (row.end, row.start))
         self.ends = [row.end for row in self.rows]
 
-    def ended(self, until: int) -> Seen | None:
+    def ended(self, until: int) -> StepSpan | None:
         """Return the work that ended last, at `until` or before."""
         index = bisect_right(self.ends, until)
         return self.rows[index - 1] if index else None
@@ -148,7 +148,7 @@ class _Lane:
 class Walk:
     """The critical path of the spans of one step."""
 
-    def __init__(self, rows: Sequence[Seen], main: Thread, start: int, step_end: int) -> None:
+    def __init__(self, rows: Sequence[StepSpan], main: Thread, start: int, step_end: int) -> None:
         """Put the spans in order.
 
         Args:
@@ -157,8 +157,8 @@ class Walk:
             start: start of the step.
             step_end: end of the step, where a segment is cut in two.
         """
-        threads: dict[Thread, list[Seen]] = defaultdict(list)
-        streams: dict[tuple[int, int | None], list[Seen]] = defaultdict(list)
+        threads: dict[Thread, list[StepSpan]] = defaultdict(list)
+        streams: dict[tuple[int, int | None], list[StepSpan]] = defaultdict(list)
         for row in rows:
             if row.device is None:
                 threads[row.process, row.thread].append(row)
@@ -172,12 +172,12 @@ class Walk:
             device: _Lane(row for (owner, _), spans in streams.items() if owner == device for row in spans)
             for device in {device for device, _ in streams}
         }
-        self.copies: dict[_Call, Seen] = {
+        self.copies: dict[_Call, StepSpan] = {
             (row.process, row.correlation_id): row
             for row in rows
             if row.kind == Kind.COPY and row.correlation_id is not None
         }
-        self.launches: dict[_Call, Seen] = {
+        self.launches: dict[_Call, StepSpan] = {
             (process, row.correlation_id): row
             for row in rows
             if row.device is None and row.correlation_id is not None
@@ -188,28 +188,30 @@ class Walk:
         self.path: list[tuple[int, int]] = []
         """The segments, the last one first: start and label of each. A segment ends where the following one begins."""
 
-    def back_from(self, end: int, last: Seen | None) -> None:
+    def back_from(self, end: int, last: StepSpan | None) -> None:
         """Find the path.
 
         Args:
             end: end of the path.
             last: the device work that ends at `end`; None if the path ends on the host.
         """
-        current: Thread | Seen = self.main if last is None else last
+        current: Thread | StepSpan = self.main if last is None else last
         now, stuck = end, 0
         while now > self.start:
-            if isinstance(current, Seen):
+            if isinstance(current, StepSpan):
                 current, before = self._device(current, now)
             else:
                 current, before = self._host(current, now, stuck > _PATIENCE)
             stuck = stuck + 1 if before >= now else 0
             now = before
 
-    def _add(self, start: int, end: int, seen: Seen, after: str, op: str | None) -> int:
+    def _add(self, start: int, end: int, seen: StepSpan, after: str, op: str | None) -> int:
         """Put a span's time in front of the path, and return the start of the segment."""
         return self._put(start, end, _what(seen), seen.name, op, seen, after)
 
-    def _put(self, start: int, end: int, what: str, name: str, op: str | None, seen: Seen | None, after: str) -> int:
+    def _put(
+        self, start: int, end: int, what: str, name: str, op: str | None, seen: StepSpan | None, after: str
+    ) -> int:
         start = max(start, self.start)
         if start >= end:
             return end
@@ -224,7 +226,7 @@ class Walk:
         self.path.append((start, label))
         return start
 
-    def _device(self, work: Seen, now: int) -> tuple[Thread | Seen, int]:
+    def _device(self, work: StepSpan, now: int) -> tuple[Thread | StepSpan, int]:
         """Go from the end of device work to the span whose end let it begin."""
         launch = self.launches.get((work.process, work.correlation_id))
         ready, after, source = self._released(work, launch)
@@ -235,10 +237,10 @@ class Walk:
             self._put(ready, begin, "idle", "idle", work.op, work, after)
         return source, min(ready, begin)
 
-    def _released(self, work: Seen, launch: Seen | None) -> tuple[int, str, Thread | Seen]:
+    def _released(self, work: StepSpan, launch: StepSpan | None) -> tuple[int, str, Thread | StepSpan]:
         """Return when device work could have begun, by which rule, and where the path continues."""
         ready, after = self.start, UNKNOWN_LAUNCH
-        source: Thread | Seen = self.main
+        source: Thread | StepSpan = self.main
         previous = self.streams[work.device or 0, work.stream].ended(work.start)
         if previous is not None:
             ready, after, source = previous.end, "stream order", previous
@@ -250,7 +252,7 @@ class Walk:
                 ready, after, source = last_work.end, "another stream", last_work
         return ready, after, source
 
-    def _host(self, thread: Thread, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
+    def _host(self, thread: Thread, now: int, stuck: bool) -> tuple[Thread | StepSpan, int]:
         """Go from a moment of a thread to the work that it had waited for until then."""
         timeline = self.threads.get(thread)
         index = timeline.before(now) if timeline is not None else None
@@ -271,7 +273,7 @@ class Walk:
                 return work, self._add(min(work.end, now), now, seen, "device work", op)
         return thread, self._add(begin, now, seen, "program order", op)
 
-    def _waited_for(self, call: Seen, begin: int, now: int) -> Seen | None:
+    def _waited_for(self, call: StepSpan, begin: int, now: int) -> StepSpan | None:
         """Return the device work whose end let a call return, or None if the call does not wait."""
         if call.waits:
             lanes = [lane for (_, stream), lane in self.streams.items() if call.waits_on in (None, stream)]
@@ -289,7 +291,7 @@ class Walk:
         ends = [(end, name) for name in self.backward if (end := self.threads[name].work_ended(after, until))]
         return max(ends, key=lambda pair: pair[0]) if ends else (after, None)
 
-    def _gap(self, thread: Thread, begin: int, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
+    def _gap(self, thread: Thread, begin: int, now: int, stuck: bool) -> tuple[Thread | StepSpan, int]:
         """Continue from a moment at which a thread has no span."""
         main = self.threads.get(self.main)
         if thread != self.main and main is not None and not stuck:
@@ -299,7 +301,7 @@ class Walk:
         return thread, self._put(begin, now, "idle", "no span", None, None, "program order")
 
 
-def _what(seen: Seen) -> str:
+def _what(seen: StepSpan) -> str:
     """Return the kind of a segment for the time of a span, in one word."""
     if seen.communicates:
         return "communication"

@@ -10,7 +10,7 @@ from typing import Any
 from xsp.bench.shapes import Known, Shape
 from xsp.bench.spec import Timing, slowed
 from xsp.bench.timings import Timings
-from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, slower
+from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, slowdowns
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
 
@@ -115,7 +115,7 @@ def _single(curve: Curve) -> str:
 
 def _slower(curves: Sequence[Curve]) -> list[str]:
     lines = []
-    for slowdown in slower(curves):
+    for slowdown in slowdowns(curves):
         suffix = f" of {slowdown.threads} threads" if slowdown.threads > 1 else ""
         what = {"product": "products", "copy": "copies"}[slowdown.what]
         lines.append(
@@ -207,7 +207,7 @@ def as_json(what: str, timings: Timings, found: Sequence[Curve], seconds: float 
         "missing": left,
         "curves": [_curve(curve) for curve in found],
         "ratios": [_ratio(ratio) for ratio in ratios(found)],
-        "slower_together": [slowdown._asdict() for slowdown in slower(found)],
+        "slower_together": [slowdown._asdict() for slowdown in slowdowns(found)],
         "notes": notes(found, timings.cores),
         "problems": list(timings.problems),
     }

@@ -142,7 +142,7 @@ def _torch() -> dict[str, Any]:
             return versions
     versions = _of_torch()
     if versions["torch"] is not None:
-        cached.keep(KIND, software, json.dumps(versions))
+        cached.store(KIND, software, json.dumps(versions))
     return versions
 
 

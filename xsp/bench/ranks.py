@@ -109,7 +109,7 @@ class Ranks:
             Refused: the processes do not start.
         """
         self.count = count
-        self._those: list[processes.Asked] = []
+        self._those: list[processes.WorkerProcess] = []
         store = os.memfd_create("xsp-ranks")
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if Path("/sys/class/net/lo").exists():
@@ -118,7 +118,7 @@ class Ranks:
             for rank in range(count):
                 arguments = os.getpid(), rank, count, threads, store
                 self._those.append(
-                    processes.Asked(
+                    processes.WorkerProcess(
                         _CODE, *map(str, arguments), env={**processes.environment(), **variables}, pass_fds=(store,)
                     )
                 )
@@ -156,7 +156,7 @@ class Ranks:
         self._those = []
 
     @staticmethod
-    def _answer(rank: processes.Asked) -> dict[str, int]:
+    def _answer(rank: processes.WorkerProcess) -> dict[str, int]:
         line = rank.answer(time.monotonic() + PATIENCE_S)
         answer: dict[str, Any] = json.loads(line) if line else {"error": "a rank ended, or does not answer"}
         if "error" in answer:

@@ -172,7 +172,7 @@ def _prepared(place: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _
         _warm_up(seat)
     except (NotTimeable, PluginError) as problem:
         return untimed(spec, Status.FAILED, str(problem))
-    except variants.Different as problem:
+    except variants.ResultMismatch as problem:
         return replace(untimed(spec, Status.DIFFERENT, str(problem)), error_max=problem.error)
     except MemoryError as problem:
         return untimed(spec, Status.TOO_LARGE, str(problem))

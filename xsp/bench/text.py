@@ -24,7 +24,7 @@ FIGURES = (
 Pairs = Sequence[tuple[Spec, int]]
 
 
-def filled(
+def fill_page(
     name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float, starting: float = 0.0
 ) -> str:
     """Return a page on a graph's blocks: coverage, the most expensive blocks, and missing timings with their reasons.
@@ -138,7 +138,7 @@ def _reasons(holes: Iterable[tuple[Timing, int]]) -> list[str]:
     return [*lines, *([f"more reasons: {hidden}; --format json has all"] if hidden > 0 else [])]
 
 
-def listed(timings: Timings) -> str:
+def list_page(timings: Timings) -> str:
     """Return a list of the environments in a folder, with the number of timings of each by status."""
     environments = timings.environments()
     if not environments:
@@ -153,7 +153,7 @@ def listed(timings: Timings) -> str:
     return "\n".join([*lines, *problems(timings)])
 
 
-def checked(check: Check) -> str:
+def check_page(check: Check) -> str:
     """Return a table of repeated timings, largest difference first."""
     ordered = sorted(zip(check.pairs, check.differences, strict=True), key=lambda pair: -abs(pair[1]))
     lines = [f"{'operators':{WIDTH}} {'kept µs':>10} {'now µs':>10} {'longer':>8}"]
@@ -188,7 +188,7 @@ def problems(timings: Timings) -> list[str]:
 def filled_as_json(
     name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float, starting: float = 0.0
 ) -> dict[str, Any]:
-    """Return all data that `filled` summarizes, as plain values."""
+    """Return all data that `fill_page` summarizes, as plain values."""
     calls, expected = coverage(pairs, timings)
     entries = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
     return {
@@ -235,7 +235,7 @@ def _environment(timings: Timings, hash_: str, environment: Environment) -> dict
 
 
 def checked_as_json(check: Check) -> dict[str, Any]:
-    """Return the data that `checked` shows, as plain values."""
+    """Return the data that `check_page` shows, as plain values."""
     return {
         "median_percent_of_kept": None if check.median is None else round(100 * check.median, 3),
         "ninetieth_percent_of_kept": None if check.ninetieth is None else round(100 * check.ninetieth, 3),

@@ -316,7 +316,7 @@ class Timings:
             folder.mkdir(parents=True, exist_ok=True)
             description.parent.mkdir(exist_ok=True)
             if not description.exists() or self._described(environment.hash) is None:
-                with atomic.written(description) as file:
+                with atomic.replacing(description) as file:
                     file.write_text(json.dumps(_plain(environment), indent=2, sort_keys=True), encoding="ascii")
         except OSError as error:
             raise BenchError(
@@ -331,7 +331,7 @@ class Timings:
 
 def _parquet(path: Path) -> str:
     """Return the SQL that reads a file: all columns come from the file, none from the names of its folders."""
-    return f"read_parquet({table.place(path)}, hive_partitioning = false)"
+    return f"read_parquet({table.path_literal(path)}, hive_partitioning = false)"
 
 
 def _put(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[Column]) -> None:

@@ -107,7 +107,7 @@ class Torch:
             NotTimeable: the block cannot be run on its own.
             MemoryError: the tensors exceed the limit.
         """
-        written = Written(spec.block)
+        written = BlockSource(spec.block)
         copies = 1
         weight_bytes = sum(inputs.size(written.parameters[number]) for number in written.rotated)
         if spec.state is CacheState.CHAIN and weight_bytes:
@@ -121,7 +121,7 @@ class Torch:
             copies = max(1, min(copies, (limit_bytes - input_bytes - output_bytes) // weight_bytes))
         return self._made(spec, written, copies, rotated_bytes)
 
-    def _made(self, spec: Spec, written: Written, copies: int, rotated_bytes: int) -> Prepared:
+    def _made(self, spec: Spec, written: BlockSource, copies: int, rotated_bytes: int) -> Prepared:
         values = inputs.Values()
         shared: dict[int, list[torch.Tensor]] = {}
         sets, originals = [], []
@@ -163,7 +163,7 @@ def overhead(name: str) -> Prepared:
     raise NotTimeable(f"there is no {name}")
 
 
-class Written:
+class BlockSource:
     """A block as the source of a Python function, and the tensors that are passed to it.
 
     The storages that calls use are known; the view of a storage is identified by shape and strides: if several views

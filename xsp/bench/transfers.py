@@ -390,7 +390,7 @@ def ratios(found: Sequence[Curve]) -> list[Ratio]:
     return results
 
 
-def together(found: Iterable[Curve], name: str, ranks: int, threads: int) -> float | None:
+def crowding_factor(found: Iterable[Curve], name: str, ranks: int, threads: int) -> float | None:
     """Return how much longer a rank computes if others do so too, by a family `together-…`; None if not timed.
 
     Args:
@@ -405,7 +405,7 @@ def together(found: Iterable[Curve], name: str, ranks: int, threads: int) -> flo
     return None if not alone or not crowded else crowded / alone
 
 
-class Slower(NamedTuple):
+class Slowdown(NamedTuple):
     """The factor by which work takes longer if all ranks do it at once."""
 
     ranks: int
@@ -414,13 +414,13 @@ class Slower(NamedTuple):
     factor: float
 
 
-def slower(found: Sequence[Curve]) -> list[Slower]:
+def slowdowns(found: Sequence[Curve]) -> list[Slowdown]:
     """Return the slowdown of ranks that compute at the same time, by threads, ranks and kind of work."""
     results = []
     for name in ("together-product", "together-copy"):
         keys = {(curve.threads, curve.ranks) for curve in found if curve.family.name == name and curve.ranks > 1}
         for threads, ranks in sorted(keys):
-            factor = together(found, name, ranks, threads)
+            factor = crowding_factor(found, name, ranks, threads)
             if factor is not None:
-                results.append(Slower(ranks, threads, name.removeprefix("together-"), factor))
+                results.append(Slowdown(ranks, threads, name.removeprefix("together-"), factor))
     return results

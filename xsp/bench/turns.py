@@ -39,7 +39,7 @@ DISTURBED = 1.05
 MOST_ROTATED_BYTES = 64 << 20
 LEAST_ROTATED_BYTES = 16 << 20
 
-Told = Callable[[Spec, int], None]
+ProgressCallback = Callable[[Spec, int], None]
 """Callback with a timed spec, and the number of timed specs in the sitting."""
 
 
@@ -67,7 +67,7 @@ class Turns:
         self.threads = threads
         self.limits = limits
         self.memory_bytes = limits.memory_bytes or (_free_bytes() or 4 << 30) // 2
-        self._process: processes.Asked | None = None
+        self._process: processes.WorkerProcess | None = None
 
     def __enter__(self) -> Turns:
         # a mapped file records the running spec: a message per batch would wake this process during the timed work
@@ -99,14 +99,14 @@ class Turns:
         return time.monotonic() - start
 
     def sit(
-        self, specs: Sequence[Spec], until: float, told: Told = lambda spec, done: None, seed: int = 0
+        self, specs: Sequence[Spec], until: float, told: ProgressCallback = lambda spec, done: None, seed: int = 0
     ) -> list[Timing]:
         """Return the timings of specs that take turns; specs for which the time was not enough are left out.
 
         Args:
             specs: specs, all with the number of threads of this object.
             until: deadline on the clock of `time.monotonic`.
-            told: see `Told`.
+            told: see `ProgressCallback`.
             seed: seed of the order within a round.
 
         Raises:
@@ -137,7 +137,12 @@ class Turns:
         return timings
 
     def _answers(
-        self, process: processes.Asked, specs: Sequence[Spec], until: float, report: Told, offset: int
+        self,
+        process: processes.WorkerProcess,
+        specs: Sequence[Spec],
+        until: float,
+        report: ProgressCallback,
+        offset: int,
     ) -> tuple[dict[int, Timing], float | None]:
         """Return the timings by index, and the drift of the canaries; None if the process did not end the sitting."""
         by_place: dict[int, Timing] = {}
@@ -182,7 +187,7 @@ class Turns:
             return untimed(specs[index], Status.TOO_LARGE, message)
         return untimed(specs[index], Status.FAILED, f"it ended the process that ran it ({processes.ending(code)})")
 
-    def _started(self) -> processes.Asked:
+    def _started(self) -> processes.WorkerProcess:
         """Return a process that has imported torch."""
         process = self._start()
         deadline = time.monotonic() + START_S
@@ -194,7 +199,7 @@ class Turns:
                 raise BenchError(f"the timing process did not start ({reason}); `xsp doctor` says what is missing")
         return process
 
-    def _start(self) -> processes.Asked:
+    def _start(self) -> processes.WorkerProcess:
         environment = {
             **processes.environment(),
             "OMP_NUM_THREADS": str(self.threads),
@@ -202,7 +207,7 @@ class Turns:
         }
         handle = self._file.fileno()
         try:
-            self._process = processes.Asked(
+            self._process = processes.WorkerProcess(
                 _CODE, str(os.getpid()), str(self.threads), str(handle), str(self.memory_bytes),
                 env=environment, pass_fds=(handle,),
             )  # fmt: skip

@@ -27,7 +27,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 """Largest difference from float64, relative to the largest result."""
 
 
-class Different(Exception):
+class ResultMismatch(Exception):
     """Raised if results differ from those of the block; the message reports by how much."""
 
     def __init__(self, said: str, error: float | None = None) -> None:
@@ -175,16 +175,16 @@ def distance(plain: Any, other: Any) -> float:
     """
     expected, actual = list(flat(plain)), list(flat(other))
     if [tensor.shape for tensor in actual] != [tensor.shape for tensor in expected]:
-        raise Different("its results have different shapes")
+        raise ResultMismatch("its results have different shapes")
     worst = 0.0
     for result, reference in zip(actual, expected, strict=True):
         if not reference.is_floating_point():
             if not torch.equal(result, reference):
-                raise Different("its integer results differ")
+                raise ResultMismatch("its integer results differ")
             continue
         error = _off(result, reference)
         if not error < float("inf"):
-            raise Different("its results are not finite", error)
+            raise ResultMismatch("its results are not finite", error)
         worst = max(worst, error)
     return worst
 
@@ -203,17 +203,17 @@ def check(plain: Any, other: Any, exact: Any | None) -> float:
     references = list(flat(plain if exact is None else exact))
     actual, expected = list(flat(other)), list(flat(plain))
     if [tensor.shape for tensor in actual] != [tensor.shape for tensor in expected]:
-        raise Different("its results have different shapes")
+        raise ResultMismatch("its results have different shapes")
     worst = 0.0
     for result, plain_result, reference in zip(actual, expected, references, strict=True):
         if not result.is_floating_point():
             if not torch.equal(result, plain_result):
-                raise Different("its integer results differ")
+                raise ResultMismatch("its integer results differ")
             continue
         error, usual_error = _off(result, reference), _off(plain_result, reference)
         worst = max(worst, error)
         if not error <= max(TOLERANCE.get(result.dtype, 1e-2), 4 * usual_error):
-            raise Different(f"its results are off by {error:.2g} of the largest one", error)
+            raise ResultMismatch(f"its results are off by {error:.2g} of the largest one", error)
     return worst
 
 

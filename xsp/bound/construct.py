@@ -30,7 +30,7 @@ DRAWS = 201
 """Number of covers that are drawn, with equal probability, for the spread."""
 
 
-class Known(Protocol):
+class TimingSource(Protocol):
     """A collection of timings: `xsp.bench.Timings`, or any object that returns a timing by the key of its spec."""
 
     def get(self, key: str, /) -> Timing | None:
@@ -142,7 +142,7 @@ def _hole(window: Window, count: int) -> Hole:
 
 def construct(
     graph: Graph,
-    timings: Known,
+    timings: TimingSource,
     granularity: int = 1,
     *,
     how: How | None = None,
@@ -157,7 +157,7 @@ def construct(
         timings: timings of the blocks.
         granularity: computing calls per block, G; the last block of a phase may have fewer.
         how: state of the caches, threads, variant and runtime of the timings.
-        only: keys of specs that may be used, see `elsewhere`; default: all.
+        only: keys of specs that may be used, see `keys_of_other_models`; default: all.
         glue_ns: time that the framework adds to a step, see `xsp.bound.timed.framework`; None: unknown.
         partial: return the sum as a lower limit if less than `ENOUGH` of the time is known.
 
@@ -189,7 +189,7 @@ def module_calls(graph: Graph) -> int:
     return len(paths)
 
 
-def elsewhere(
+def keys_of_other_models(
     others: Iterable[Graph], granularity: int, *, how: How | None = None, stride: int | None = None
 ) -> frozenset[str]:
     """Return the keys of all specs of other models, for the argument `only` of `construct`."""
@@ -202,7 +202,7 @@ def elsewhere(
 
 
 def _windows(
-    graph: Graph, timings: Known, size: int, stride: int | None, how: How, only: Collection[str] | None
+    graph: Graph, timings: TimingSource, size: int, stride: int | None, how: How, only: Collection[str] | None
 ) -> list[Window]:
     computing = [index for index, node in enumerate(graph.nodes) if node.computes]
     specs: dict[str, Spec] = {}
@@ -272,7 +272,12 @@ class Cover:
 
 
 def cover(
-    graph: Graph, timings: Known, granularity: int, *, how: How | None = None, only: Collection[str] | None = None
+    graph: Graph,
+    timings: TimingSource,
+    granularity: int,
+    *,
+    how: How | None = None,
+    only: Collection[str] | None = None,
 ) -> Cover:
     """Return the best cover of a model by overlapping blocks.
 

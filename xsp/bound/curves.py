@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp.bound.construct import Construction, Cover, How, Known, construct, cover
+from xsp.bound.construct import Construction, Cover, How, TimingSource, construct, cover
 from xsp.errors import GraphError
 from xsp.graph.node import Graph
 
@@ -32,7 +32,7 @@ class Point:
 
 def curve(
     graph: Graph,
-    timings: Known,
+    timings: TimingSource,
     measured_ns: float | None = None,
     granularities: Sequence[int] = range(1, MOST + 1),
     *,
@@ -182,7 +182,7 @@ class Cost:
 
 def cost(
     graphs: Iterable[Graph],
-    timings: Known,
+    timings: TimingSource,
     steps_ns: Mapping[str, float],
     granularity: int = 1,
     *,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xsp.bound.seen import Seen
+from xsp.bound.seen import RecordedCall
 from xsp.comparison.align import align, common
 from xsp.comparison.series import Series
 from xsp.graph.node import Graph
@@ -33,7 +33,7 @@ class By(str, enum.Enum):
 class Join:
     """The pairs of nodes of a graph and calls of a trace."""
 
-    seen: tuple[Seen, ...]
+    seen: tuple[RecordedCall, ...]
     of_node: tuple[int | None, ...]
     """Index in `seen` of the counterpart of each node."""
 
@@ -68,7 +68,7 @@ class Join:
         return (computing - len(self.planned_not_seen)) / computing if computing else 0.0
 
 
-def of(graph: Graph, seen: Sequence[Seen]) -> Join:
+def of(graph: Graph, seen: Sequence[RecordedCall]) -> Join:
     """Pair the nodes of a graph with the calls of a trace."""
     pairs = _by_place(graph, seen)
     rules = dict.fromkeys(pairs, By.PLACE)
@@ -90,7 +90,7 @@ def of(graph: Graph, seen: Sequence[Seen]) -> Join:
     )
 
 
-def _by_place(graph: Graph, seen: Sequence[Seen]) -> dict[int, int]:
+def _by_place(graph: Graph, seen: Sequence[RecordedCall]) -> dict[int, int]:
     turns: Counter[tuple[str, str, str]] = Counter()
     places: dict[tuple[tuple[str, str, str], int], int] = {}
     for index, call in enumerate(seen):
@@ -108,13 +108,15 @@ def _by_place(graph: Graph, seen: Sequence[Seen]) -> dict[int, int]:
     return found
 
 
-def _by_order(graph: Graph, seen: Sequence[Seen], nodes: list[int], calls: list[int]) -> list[tuple[int, int]]:
+def _by_order(graph: Graph, seen: Sequence[RecordedCall], nodes: list[int], calls: list[int]) -> list[tuple[int, int]]:
     ours = [(graph.nodes[node].phase.value, graph.nodes[node].call.op) for node in nodes]
     theirs = [(seen[call].phase or "forward", seen[call].op) for call in calls]
     return [(nodes[node_index], calls[call_index]) for node_index, call_index in common(ours, theirs)]
 
 
-def _by_neighbour(graph: Graph, seen: Sequence[Seen], nodes: list[int], calls: list[int]) -> list[tuple[int, int]]:
+def _by_neighbour(
+    graph: Graph, seen: Sequence[RecordedCall], nodes: list[int], calls: list[int]
+) -> list[tuple[int, int]]:
     """Pair operators of a phase whose names differ only by namespace, in-place mark or private prefix."""
     ours = [
         Series(None, f"planned {node}", _stem(graph.nodes[node].phase.value, graph.nodes[node].call.op), [0.0], None)

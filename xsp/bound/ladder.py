@@ -175,7 +175,7 @@ class Bound:
         return None if best is None or not step else best / step
 
 
-def whole(figure: Figure | None) -> Figure | None:
+def quantized(figure: Figure | None) -> Figure | None:
     """Return a figure rounded to multiples of 1/`PARTS` ns, so that sums and differences are exact."""
     if figure is None:
         return None

@@ -189,7 +189,7 @@ def of(
         raise UsageError(f"a skew of {skew:g}: give 0 for equally likely experts, or an exponent above 0")
     if measure is not None and not isinstance(what, str):
         raise UsageError("whole steps are measured only for a model by name: omit `measure`")
-    quoted = ceilings.meant(device) if device is not None else None
+    quoted = ceilings.ceiling_by_user_name(device) if device is not None else None
     stored = None if device is not None else timed_open(timings, like)  # both are refused before graphs are captured
     decoding = _captured(what, DECODE, chosen, batch, seed)
     reading = _reading(what, chosen, batch, seed)

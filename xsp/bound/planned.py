@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.bound import join, seen
 from xsp.bound.join import Join
-from xsp.bound.seen import Seen
+from xsp.bound.seen import RecordedCall
 from xsp.errors import GraphError, ModelError, UsageError
 from xsp.graph import sources as graphs
 from xsp.graph import spans
@@ -62,7 +62,9 @@ def is_trace(what: Any) -> bool:
     return hasattr(what, "con") and hasattr(what, "rungs")
 
 
-def matched(graph: Graph, trace: Trace, alone: bool, notes: list[str]) -> tuple[Graph, Sequence[Seen], Join | None]:
+def matched(
+    graph: Graph, trace: Trace, alone: bool, notes: list[str]
+) -> tuple[Graph, Sequence[RecordedCall], Join | None]:
     """Return a graph with the calls of a trace, and their pairs; no pairs if the nodes are these calls, in order.
 
     Args:

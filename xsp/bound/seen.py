@@ -28,7 +28,7 @@ COMPILED = ("CompiledFunction", "Torch-Compiled Region", "CompiledFxGraph", "tri
 
 
 @dataclass
-class Seen:
+class RecordedCall:
     """A call in a trace."""
 
     op: str
@@ -89,7 +89,7 @@ class _Span:
     tensor_cores: bool = False
 
 
-def of_nodes(trace: Trace) -> list[Seen]:
+def of_nodes(trace: Trace) -> list[RecordedCall]:
     """Return the calls of the nodes of `xsp.graph.spans.of(trace)`, in their order."""
     ids = spans.of_nodes(trace)
     chosen = set(ids)
@@ -97,7 +97,7 @@ def of_nodes(trace: Trace) -> list[Seen]:
     return [by_id[span_id] for span_id in ids]
 
 
-def of(trace: Trace, operators: Set[str]) -> list[Seen]:
+def of(trace: Trace, operators: Set[str]) -> list[RecordedCall]:
     """Return the outermost calls of operators that a graph may have, by start time.
 
     An operator that is not in the graph is replaced by the operators inside it, because with gradients composite
@@ -134,7 +134,7 @@ def is_compiled(trace: Trace) -> bool:
     return bool(trace.con.execute(f"SELECT 1 FROM merged WHERE {condition} LIMIT 1").fetchall())
 
 
-def _calls(trace: Trace, is_one: Callable[[_Span], bool]) -> Iterator[tuple[str, Seen]]:
+def _calls(trace: Trace, is_one: Callable[[_Span], bool]) -> Iterator[tuple[str, RecordedCall]]:
     """Yield the id and the call of each outermost span that is a call; other spans are searched for inner calls."""
     on_device = trace.has(Level.KERNEL)
     roots = _trees(trace)
@@ -152,12 +152,12 @@ def _calls(trace: Trace, is_one: Callable[[_Span], bool]) -> Iterator[tuple[str,
         yield span.row.span_id, _seen(span, "" if path == outer else path, on_device)
 
 
-def _seen(span: _Span, module: str, on_device: bool) -> Seen:
+def _seen(span: _Span, module: str, on_device: bool) -> RecordedCall:
     row = span.row
     members = list(_all(span))
     kernels = sum(member.kernels for member in members)
     works = kernels > 0 if on_device else any(_is_busy(member.row.name) for member in members)
-    return Seen(
+    return RecordedCall(
         row.name,
         module,
         row.phase or "",

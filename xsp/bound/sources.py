@@ -94,13 +94,13 @@ def of(
     if device is not None and (fill is not None or granularity is not None):
         raise UsageError("--device has quoted peak rates and no timings: omit --fill and --construct")
     if device is not None:
-        ceilings.meant(device)  # an unknown device is refused before a graph is captured
+        ceilings.ceiling_by_user_name(device)  # an unknown device is refused before a graph is captured
     like_timings = None if like is None or device is not None else _timings(timings, like)  # likewise an unknown hash
     graph, loaded = planned.of(what, args, trace, of_model)
     if not graph.computing:
         raise GraphError(f"{graph.name}: none of its calls computes anything, so there is no bound")
     notes: list[str] = []
-    calls: Sequence[seen.Seen] = ()
+    calls: Sequence[seen.RecordedCall] = ()
     pairs = None
     if loaded is not None:
         graph, calls, pairs = planned.matched(graph, loaded, planned.is_trace(what), notes)
@@ -132,7 +132,7 @@ def of(
 # --- the trace ------------------------------------------------------------------------------------------
 
 
-def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.Seen]) -> None:
+def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.RecordedCall]) -> None:
     """Add the figures of the trace: each call in place, and the whole step."""
     graph = parts.graph
     if parts.join is None:
@@ -145,7 +145,7 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.Seen]) -> None:
     else:
         indices = parts.join.of_node
     parts.figures[Rung.IN_PLACE.value] = tuple(
-        None if index is None else ladder.whole(Figure(calls[index].ns, calls[index].half_ns, f"seen {index}"))
+        None if index is None else ladder.quantized(Figure(calls[index].ns, calls[index].half_ns, f"seen {index}"))
         for index in indices
     )
     parts.settings["tensor_cores"] = [None if index is None else calls[index].tensor_cores for index in indices]
@@ -154,7 +154,7 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.Seen]) -> None:
         if parts.beyond_ns:
             share = 100 * parts.beyond_ns / seen.device_ns(trace)
             parts.problems.append(f"device work: {share:.1f} % of its time belongs to no call of the trace")
-    step = ladder.whole(seen.measured(trace))
+    step = ladder.quantized(seen.measured(trace))
     if step is None:
         parts.absent[Rung.MEASURED.value] = "the trace has no timed step"
         step_total = Total(Coverage(0, 1, None), None, None)
@@ -175,7 +175,7 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.Seen]) -> None:
 def _ceiling(parts: _Parts, device: str | None, may_measure: bool) -> Ceiling | str:
     """Return the ceilings of the given device, the run or this machine; a reason if there are none."""
     if device is not None:
-        return ceilings.meant(device)
+        return ceilings.ceiling_by_user_name(device)
     trace = parts.trace
     if trace is not None:
         on_device = bool(trace.run.machine.devices) and seen.worked_on_device(trace)
@@ -198,7 +198,7 @@ def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
         for node, used in zip(graph.nodes, tensor_cores, strict=True)
     ]
     figures, reasons = roof.figures(graph, ceiling, as_tf32)
-    parts.figures[rung.value] = tuple(ladder.whole(figure) for figure in figures)
+    parts.figures[rung.value] = tuple(ladder.quantized(figure) for figure in figures)
     parts.settings["ceilings"] = {"name": ceiling.name, "source": ceiling.source}
     parts.why = {**parts.why, rung.value: reasons}
     in_place = parts.figures.get(Rung.IN_PLACE.value)

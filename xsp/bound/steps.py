@@ -94,7 +94,7 @@ def ready(
     for phase in phases:
         for length in lengths:
             step_settings = _settings(settings, phase, length)
-            built = models.placed(
+            built = models.on_device(
                 spec, models.of_phase(spec, models.Built(first.model, (), {}), step_settings), step_settings
             )
             steps[phase, length] = models.step_of(built, step_settings)

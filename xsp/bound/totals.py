@@ -129,7 +129,7 @@ def total(
     times: list[schedule.Times] = [
         {1: 0.0} if figure is None else _up_to(cores, figure.threads) or {cores: figure.ns} for figure in known
     ]
-    planned = schedule.together(paths.before(graph), paths.before(graph, *Why), times, cores)
+    planned = schedule.totals(paths.before(graph), paths.before(graph, *Why), times, cores)
     path = tuple(node for node in planned.path if known[node] is not None)
     return Total(
         covered,

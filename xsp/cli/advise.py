@@ -58,7 +58,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--same-numbers", action="store_true", help="only advice that changes results by rounding at most"
     )
-    parser.add_argument("--limit", type=options.rows, metavar="N", help="pieces of advice that are shown (default: 10)")
+    parser.add_argument(
+        "--limit", type=options.positive_int, metavar="N", help="pieces of advice that are shown (default: 10)"
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
     parser.add_argument(
         "--fill", type=seconds, metavar="TIME", help="first time single calls, for at most this long: 60s, 2m"
@@ -84,7 +86,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the model, if SOURCE is one")
     group.add_argument(
         "--threads",
-        type=options.rows,
+        type=options.positive_int,
         metavar="N",
         help="threads of the step (default: those of the run, or all cores)",
     )
@@ -169,7 +171,7 @@ def _try(given: argparse.Namespace, result: Advised, plan: Plan) -> int:
     code = 0
     try:
         with progress.shown(given.quiet) as show:
-            for trial in experiment.each(plan, selected, show):
+            for trial in experiment.run_trials(plan, selected, show):
                 records.keep(trial, Machine.of(machine.describe()))
                 if as_table:
                     progress.tell(trialtext.lines(trial), flush=True)

@@ -74,7 +74,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "expression), like, is null, and, or, not; may be given several times",
     )
     parser.add_argument(
-        "--limit", type=options.rows, metavar="N", help="rows of a table (default: 40 printed, all of them in files)"
+        "--limit",
+        type=options.positive_int,
+        metavar="N",
+        help="rows of a table (default: 40 printed, all of them in files)",
     )
     parser.add_argument(
         "--kind",
@@ -166,7 +169,7 @@ def _chosen(answer: Answer, name: str, given: argparse.Namespace) -> Answer:
     from xsp.report import choosing
 
     run, con, relation = answer
-    relation = choosing.chosen(relation, name, given.where, given.sort)
+    relation = choosing.select_rows(relation, name, given.where, given.sort)
     return run, con, relation if given.limit is None or given.format == "table" else relation.limit(given.limit)
 
 

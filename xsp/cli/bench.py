@@ -197,7 +197,7 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
         progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
         return INTERRUPTED
     summary = graph.name, pairs, timings, result, time.monotonic() - start, sum(start_seconds)
-    _show(given, text.filled(*summary), text.filled_as_json(*summary))
+    _show(given, text.fill_page(*summary), text.filled_as_json(*summary))
     return 0
 
 
@@ -210,7 +210,7 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
     if given.section is not None:
         sections.check(given.section)
     timings = Timings.open(given.timings)
-    request = links.asked(
+    request = links.request(
         timings, given.source, given.families, _numbers("--ranks", given.ranks),
         None if given.threads is None else _numbers("--threads", given.threads), given.directory,
         times=not (given.list or given.check),
@@ -229,7 +229,7 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
         except KeyboardInterrupt:
             progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
             return INTERRUPTED
-    curves, missing = links.known(request, timings)
+    curves, missing = links.curves_of(request, timings)
     summary = given.source, timings, curves, None if given.list else time.monotonic() - start, missing, count
     if given.section is not None:
         sections.write(given.section, curvetext.SECTION[given.source], curvetext.section(given.source, timings, curves))
@@ -271,7 +271,7 @@ def _numbers(option: str, text: str) -> list[int]:
 def _list(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
-    return text.listed(timings), text.listed_as_json(timings)
+    return text.list_page(timings), text.listed_as_json(timings)
 
 
 def _check(
@@ -282,7 +282,7 @@ def _check(
     runtime = given.source if given.source in MOVED else None
     with progress.shown(quiet=False) as show:
         result = repeatability.check(timings, seconds, show, runtime=runtime, keep=keep)
-    return text.checked(result), text.checked_as_json(result)
+    return text.check_page(result), text.checked_as_json(result)
 
 
 def _compact(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:

@@ -57,8 +57,8 @@ def lengths(text: str) -> int | tuple[int, int]:
     """Return a number of tokens, 512, or the ends of a range of them, 64:1024."""
     low, colon, high = text.partition(":")
     if not colon:
-        return options.rows(text)
-    ends = options.rows(low), options.rows(high)
+        return options.positive_int(text)
+    ends = options.positive_int(low), options.positive_int(high)
     if ends[0] >= ends[1]:
         raise argparse.ArgumentTypeError(f"{text!r}: give the smaller number first, 64:1024")
     return ends
@@ -80,7 +80,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="NAME", help="peak rates of this device (H100, MI300X) as stated by its manufacturer"
     )
     parser.add_argument(
-        "--construct", type=options.rows, metavar="G", help="also estimate the step from blocks of G calls"
+        "--construct", type=options.positive_int, metavar="G", help="also estimate the step from blocks of G calls"
     )
     parser.add_argument(
         "--curve",
@@ -101,7 +101,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=options.rows,
+        type=options.positive_int,
         metavar="N",
         help="threads of the step (default: those of the run, or all cores)",
     )

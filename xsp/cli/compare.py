@@ -86,7 +86,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write here instead of printing; with --turns the directory of the runs (default: runs/compare-<names>)",
     )  # fmt: skip
     parser.add_argument(
-        "--limit", type=options.rows, default=30, metavar="N", help="rows of a printed section (default: 30)"
+        "--limit", type=options.positive_int, default=30, metavar="N", help="rows of a printed section (default: 30)"
     )
     parser.add_argument(
         "--kind", metavar="KIND",
@@ -177,10 +177,10 @@ def _in_turns(given: argparse.Namespace, recording: Turns, percent: float | None
     names = [f"{revision}: {programs[0].typed}" for revision in given.revisions or ()] or [p.typed for p in programs]
     with contextlib.ExitStack() as stack:
         if given.revisions:
-            checkouts = stack.enter_context(revisions.checked_out(given.revisions))
+            checkouts = stack.enter_context(revisions.checkout(given.revisions))
             programs *= 2
         else:
-            checkouts = [revisions.Place(Path.cwd())] * 2
+            checkouts = [revisions.WorkTree(Path.cwd())] * 2
         has_bar = given.quiet or sys.stderr.isatty()
         show = stack.enter_context(progress.shown(given.quiet)) if has_bar else _say
         sides = [turns.Side(*parts) for parts in zip("ab", programs, checkouts, strict=True)]

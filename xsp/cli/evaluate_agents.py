@@ -25,7 +25,7 @@ def run(given: argparse.Namespace) -> int:
     from xsp.evaluate import onray, results, tables
 
     onray.connect(given.ray)
-    agents, silent = onray.found()
+    agents, silent = onray.connected_agents()
     facts = [agent.facts() for agent in agents]
     if given.format == "json":
         progress.put(json.dumps([results.plain(info) for info in facts], indent=1) + "\n")

@@ -38,8 +38,8 @@ def run(given: argparse.Namespace) -> int:
     progress.tell(f"{manifest.title}: a manifest of {parsed.dialect}, identity {manifest.identity[:16]}")
     for note in parsed.notes:
         progress.tell(f"  note: {note}")
-    facts = agents.here(devices=manifest.hardware.gpu not in ("", "none"))
-    reasons = [*pipeline.wrong(manifest), *agents.misses(manifest, facts)]
+    facts = agents.local_facts(devices=manifest.hardware.gpu not in ("", "none"))
+    reasons = [*pipeline.problems(manifest), *agents.unmet_requirements(manifest, facts)]
     for reason in reasons:
         progress.tell(f"  cannot run here: {reason}")
     if not reasons:

@@ -29,8 +29,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=BY[0],
         help="figure to order by; rate: the highest rate within a limit; top1: accuracy (default: inputs_per_s)",
     )
-    parser.add_argument("--rows", type=options.rows, default=40, metavar="N", help="rows to show (default: 40)")
-    evaluate_run.stored(parser)
+    parser.add_argument("--rows", type=options.positive_int, default=40, metavar="N", help="rows to show (default: 40)")
+    evaluate_run.add_store_option(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 

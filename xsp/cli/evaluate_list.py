@@ -17,7 +17,7 @@ SUMMARY = "list the results"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    evaluate_run.stored(parser)
+    evaluate_run.add_store_option(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
@@ -33,5 +33,5 @@ def run(given: argparse.Namespace) -> int:
     elif not results:
         progress.tell(f"no results in {given.store}; make some with `xsp evaluate run MANIFEST`")
     else:
-        progress.tell(tables.listed(results))
+        progress.tell(tables.results_table(results))
     return 0

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("result", metavar="RESULT", help="name or path of a result")
     parser.add_argument(
-        "--turns", type=options.rows, default=5, metavar="N", help="maximal number of repeats (default: 5)"
+        "--turns", type=options.positive_int, default=5, metavar="N", help="maximal number of repeats (default: 5)"
     )
     parser.add_argument(
         "--folder", type=Path, default=Path(), metavar="DIR", help="where files of the manifest are (default: here)"
@@ -43,8 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "that made the result, if it is there and satisfies the manifest, or any that does)",
     )
     parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster with the agents; auto finds it")
-    evaluate_run.labelled(parser)
-    evaluate_run.stored(parser)
+    evaluate_run.add_label_option(parser)
+    evaluate_run.add_store_option(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
@@ -53,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
     """Run the manifest again, and print the judgement."""
     from xsp.evaluate import agents, reading, results, standings, tables
 
-    original = results.named(given.result, given.store)
+    original = results.find(given.result, given.store)
     manifest = reading.read(original.path / results.MANIFEST).manifest
     agent = _agent(given, manifest, str(original.content["agent"]["name"]))
     settings = agents.Options(given.store, trusted=True)

@@ -28,7 +28,7 @@ from xsp.errors import UsageError, XspError
 
 if TYPE_CHECKING:
     from xsp.evaluate.agents import Agent, Options
-    from xsp.evaluate.reading import Read
+    from xsp.evaluate.reading import LoadedManifest
     from xsp.evaluate.results import Result
     from xsp.launch.models import Progress
 
@@ -62,13 +62,13 @@ def running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster with the agents; auto finds it")
     parser.add_argument("--trace", default="", metavar="LEVELS", help="also record a trace: M, M/L or M/L/G")
     parser.add_argument("--bound", action="store_true", help="also compute the bound of a batch, see xsp bound")
-    labelled(parser)
-    stored(parser)
+    add_label_option(parser)
+    add_store_option(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
-def labelled(parser: argparse.ArgumentParser) -> None:
+def add_label_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of every command whose agents are on this machine."""
     parser.add_argument(
         "--label",
@@ -80,7 +80,7 @@ def labelled(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def stored(parser: argparse.ArgumentParser) -> None:
+def add_store_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of every command that reads or writes results."""
     parser.add_argument(
         "--store", type=Path, default=STORE, metavar="DIR", help="folder of results (default: evaluations)"
@@ -91,7 +91,7 @@ def every_result(store: Path) -> list[Result]:
     """Return the results of a store, the newest last, and warn of files that are not results."""
     from xsp.evaluate import results
 
-    stored_results, problems = results.every(store)
+    stored_results, problems = results.read_all(store)
     for problem in problems:
         progress.warn(f"xsp: {problem}")
     return stored_results
@@ -111,7 +111,7 @@ def run(given: argparse.Namespace) -> int:
 
     entries = [reading.read(path) for path in given.manifest]
     if given.set is not None:
-        entries += [reading.Read(manifest, dialects.OURS, Path()) for manifest in builtin.manifests()]
+        entries += [reading.LoadedManifest(manifest, dialects.OURS, Path()) for manifest in builtin.manifests()]
     if not entries:
         raise UsageError("name manifests, or a set of them: --set builtin")
     if given.missing:
@@ -122,10 +122,10 @@ def run(given: argparse.Namespace) -> int:
         entries = missing
         if not entries:
             return 0
-    return carry_out(given, entries)
+    return run_manifests(given, entries)
 
 
-def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
+def run_manifests(given: argparse.Namespace, found: list[LoadedManifest]) -> int:
     """Run manifests, and print the results; return 3 if one could not be run."""
     from xsp.evaluate import agents, transports
     from xsp.levels import parse_levels
@@ -155,7 +155,7 @@ def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
     return _shown(given, paths, failed)
 
 
-def _by_cluster(given: argparse.Namespace, entries: list[Read], options: Options) -> tuple[list[Path], int]:
+def _by_cluster(given: argparse.Namespace, entries: list[LoadedManifest], options: Options) -> tuple[list[Path], int]:
     """Run manifests on the agents of a Ray cluster, and return the results and the number of missing results."""
     from xsp.evaluate import dispatch
 
@@ -191,7 +191,7 @@ def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
     from xsp.evaluate import onray
 
     onray.connect(address)
-    agents, silent = onray.found(named)
+    agents, silent = onray.connected_agents(named)
     for name, reason in silent.items():
         progress.warn(f"xsp: {name}: {reason}")
     if not agents:
@@ -211,7 +211,7 @@ def _shown(given: argparse.Namespace, paths: list[Path], failed: int) -> int:
             json.dumps([dict(record.content) | {"path": str(record.path)} for record in records], indent=1) + "\n"
         )
     else:
-        progress.tell(tables.listed(records))
+        progress.tell(tables.results_table(records))
         for result in records:
             for note in result.content.get("notes", ()):
                 progress.tell(f"  {result.name}: {note}")
@@ -222,5 +222,5 @@ def _shown(given: argparse.Namespace, paths: list[Path], failed: int) -> int:
     return 3 if failed else 0
 
 
-def _submitted(agent: Agent, entry: Read, options: Options, show: Progress) -> Path:
+def _submitted(agent: Agent, entry: LoadedManifest, options: Options, show: Progress) -> Path:
     return agent.submit(entry.manifest, entry.folder, options, show)

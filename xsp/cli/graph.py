@@ -169,7 +169,11 @@ def _graph(given: argparse.Namespace, source: str, beside: str | None = None, by
         "sizes": given.size,
         "by": by,
     }
-    unsupported = sources.taken(beside) - sources.taken(source) - {"by"} if beside is not None else frozenset()
+    unsupported = (
+        sources.supported_options(beside) - sources.supported_options(source) - {"by"}
+        if beside is not None
+        else frozenset()
+    )
     return sources.of(
         source, seed=given.seed, **{name: value for name, value in settings.items() if name not in unsupported}
     )

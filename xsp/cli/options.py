@@ -171,7 +171,9 @@ def modelling(parser: argparse.ArgumentParser) -> None:
 
 def step_of_model(parser: argparse._ActionsContainer) -> None:
     """Add the options of every command that takes one step of a model: its batch, and those of `sample_of_model`."""
-    parser.add_argument("--batch", type=rows, metavar="N", help="samples in a step (default: 1, or that of the file)")
+    parser.add_argument(
+        "--batch", type=positive_int, metavar="N", help="samples in a step (default: 1, or that of the file)"
+    )
     sample_of_model(parser)
 
 
@@ -179,7 +181,9 @@ def sample_of_model(parser: argparse._ActionsContainer) -> None:
     """Add the options for the kind of step of a model, and for the size of one sample."""
     parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
     parser.add_argument("--input", metavar="SHAPE", help="shape of one sample: 3x224x224 (default: the model's own)")
-    parser.add_argument("--sequence", type=rows, default=128, metavar="N", help="tokens of one sample (default: 128)")
+    parser.add_argument(
+        "--sequence", type=positive_int, default=128, metavar="N", help="tokens of one sample (default: 128)"
+    )
 
 
 def sizes(parser: argparse._ActionsContainer) -> None:
@@ -216,19 +220,19 @@ def phases(parser: argparse._ActionsContainer) -> None:
     """Add the options of every command that builds one of the two steps of a language model."""
     parser.add_argument(
         "--prefill",
-        type=rows,
+        type=positive_int,
         metavar="N",
         help="language models of transformers: the step that reads N tokens at once",
     )
     parser.add_argument(
         "--decode",
-        type=rows,
+        type=positive_int,
         metavar="N",
         help="language models: the step that adds the N-th token, with a cache of N - 1",
     )
 
 
-def rows(text: str) -> int:
+def positive_int(text: str) -> int:
     """Return a number above 0, such as the rows of a table to print.
 
     Raises:
@@ -302,7 +306,7 @@ def model_settings(given: argparse.Namespace, batch: int) -> models.Settings:
     )
 
 
-def recorded(given: argparse.Namespace, name: str) -> Settings:
+def recording_settings(given: argparse.Namespace, name: str) -> Settings:
     """Return the settings for recording the run, from the options of `recording` and possibly `sampling_steps`.
 
     Args:

@@ -109,9 +109,9 @@ def factor(text: str) -> float:
 
 
 CHANGES: Mapping[str, Callable[[str], Any]] = {
-    "link": str, "algorithm": str, "bucket": size, "batch": options.rows, "accumulate": options.rows,
-    "straggler": straggler, "loader": loader, "on-link": options.rows, "on-disk": options.rows, "compute": factor,
-    "compress": factor,
+    "link": str, "algorithm": str, "bucket": size, "batch": options.positive_int, "accumulate": options.positive_int,
+    "straggler": straggler, "loader": loader, "on-link": options.positive_int, "on-disk": options.positive_int,
+    "compute": factor, "compress": factor,
 }  # fmt: skip
 """Options with a value that --what-if may change; `sharded` has none."""
 
@@ -157,10 +157,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--bucket", type=size, metavar="SIZE", help="size of gradient buckets (default: 25MiB, the first 1MiB)"
     )
     parser.add_argument(
-        "--batch", type=options.rows, metavar="N", help="samples per batch and rank (default: as recorded)"
+        "--batch", type=options.positive_int, metavar="N", help="samples per batch and rank (default: as recorded)"
     )
     parser.add_argument(
-        "--accumulate", type=options.rows, metavar="N", help="batches per update (default: as recorded)"
+        "--accumulate", type=options.positive_int, metavar="N", help="batches per update (default: as recorded)"
     )
     parser.add_argument("--sharded", action="store_true", help="parameters are sharded, and gathered for each pass")
     parser.add_argument(
@@ -177,8 +177,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="time to read and to decode a batch, and workers, instead of the recorded wait for data; READ can be "
         "bytes (12MB): then timings of the storage here are used",
     )
-    parser.add_argument("--on-link", type=options.rows, default=1, metavar="N", help="ranks that share a link")
-    parser.add_argument("--on-disk", type=options.rows, default=1, metavar="N", help="ranks that share a disk")
+    parser.add_argument("--on-link", type=options.positive_int, default=1, metavar="N", help="ranks that share a link")
+    parser.add_argument("--on-disk", type=options.positive_int, default=1, metavar="N", help="ranks that share a disk")
     parser.add_argument(
         "--gradients", type=size, metavar="SIZE", help="bytes of all gradients, for a trace that does not have them"
     )

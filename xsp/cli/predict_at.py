@@ -20,7 +20,7 @@ from xsp.cli import progress
 
 if TYPE_CHECKING:
     from xsp.predict.configurations import Factor
-    from xsp.predict.judged import Judged
+    from xsp.predict.judged import Evaluation
 
 SUMMARY = "predict the time of other configurations from a fit"
 
@@ -50,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
     from xsp.predict import fitted, fittext, judged
 
     fit = fitted.read(given.fit or Path(fitted.NAME))
-    predictions = judged.predict(fit, asked(fit, given.values))
+    predictions = judged.predict(fit, combinations(fit, given.values))
     if given.format == "json":
         progress.put(json.dumps(fittext.points_json(fit, predictions), indent=2, allow_nan=False) + "\n")
     else:
@@ -58,7 +58,7 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def asked(found: Judged, values: list[tuple[str, tuple[str, ...]]]) -> list[dict[str, float | str]]:
+def combinations(found: Evaluation, values: list[tuple[str, tuple[str, ...]]]) -> list[dict[str, float | str]]:
     """Return all combinations of the given values; a factor with only one recorded value may be omitted.
 
     Raises:

@@ -17,7 +17,7 @@ import math
 from pathlib import Path
 
 from xsp.cli import options, progress
-from xsp.cli.predict_at import asked, given_value
+from xsp.cli.predict_at import combinations, given_value
 
 SUMMARY = "propose configurations to record next"
 
@@ -39,9 +39,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "values", nargs="*", type=given_value, metavar="FACTOR=VALUE", help="the configuration to predict"
     )
     parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
-    parser.add_argument("--count", type=options.rows, default=5, metavar="N", help="number of proposals (default: 5)")
     parser.add_argument(
-        "--steps", type=options.rows, default=100, metavar="N", help="steps per recording (default: 100)"
+        "--count", type=options.positive_int, default=5, metavar="N", help="number of proposals (default: 5)"
+    )
+    parser.add_argument(
+        "--steps", type=options.positive_int, default=100, metavar="N", help="steps per recording (default: 100)"
     )
     parser.add_argument(
         "--start", type=seconds, default=5.0, metavar="SECONDS", help="start-up time of each recording (default: 5)"
@@ -57,7 +59,7 @@ def run(given: argparse.Namespace) -> int:
     fit = fitted.read(given.fit or Path(fitted.NAME))
     point = None
     if given.values:
-        points = asked(fit, given.values)
+        points = combinations(fit, given.values)
         if len(points) > 1:
             raise UsageError("xsp predict next takes one configuration: one value for each factor")
         point = points[0]

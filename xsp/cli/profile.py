@@ -40,7 +40,7 @@ def run(given: argparse.Namespace) -> int:
     if given.counters and len(sizes) > 1:
         raise UsageError("--counters needs a single batch size: omit the others")
     settings = options.model_settings(given, sizes[0])
-    run_settings = options.recorded(given, models.short_name(given.model))
+    run_settings = options.recording_settings(given, models.short_name(given.model))
     recording = models.Recording(run_settings, given.repeats, given.counting)
     with progress.shown(given.quiet) as show:
         if len(sizes) == 1:

@@ -35,7 +35,7 @@ from xsp.record.budget import UNASKED
 from xsp.record.terminal import say
 
 if TYPE_CHECKING:
-    from xsp.launch.program import Elsewhere, Program
+    from xsp.launch.program import OtherInterpreter, Program
     from xsp.launch.ranks import Job
 
 SUMMARY = "profile a program without changing it"
@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch-size",
-        type=options.rows,
+        type=options.positive_int,
         metavar="N",
         help="samples per step and rank (default: the first dimension of the model's inputs)",
     )
@@ -84,8 +84,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Run the program, print the first tables, return the program's exit code."""
     from xsp.launch import ranks
-    from xsp.launch.program import Elsewhere
-    from xsp.launch.rerun import count, once_each, resolve
+    from xsp.launch.program import OtherInterpreter
+    from xsp.launch.rerun import count, resolve, run_levels
     from xsp.launch.run import Launch, launch
     from xsp.schema import Level
 
@@ -96,7 +96,7 @@ def run(given: argparse.Namespace) -> int:
     job = target if isinstance(target, ranks.Job) else None
     if job is not None:
         _check_job(job, given)
-    if isinstance(target, Elsewhere):
+    if isinstance(target, OtherInterpreter):
         xsp_options = given.typed[1 : len(given.typed) - len(given.words)]
         target.go_on(xsp_options[:-1] if xsp_options[-1:] == ["--"] else xsp_options)
     program = target.program if isinstance(target, ranks.Job) else target
@@ -104,7 +104,7 @@ def run(given: argparse.Namespace) -> int:
     given.budget = _budget(given)
     plan = Launch(
         program=replace(program, args=(*given.for_program, *program.args)),
-        settings=options.recorded(given, program.name),
+        settings=options.recording_settings(given, program.name),
         step=given.step,
         says_where=not given.quiet,
         shows_line=not given.quiet and sys.stderr is not None and sys.stderr.isatty(),
@@ -114,7 +114,7 @@ def run(given: argparse.Namespace) -> int:
     if job is not None:
         code, run = ranks.launch(plan, job)
     else:
-        code, run = once_each(plan) if given.once_each else launch(plan)
+        code, run = run_levels(plan) if given.once_each else launch(plan)
     if run is None:
         return code
     if given.resolve and code == 0:
@@ -134,18 +134,18 @@ def _budget(given: argparse.Namespace) -> str | None:
     return None if explicit else UNASKED
 
 
-def _target(given: argparse.Namespace) -> Program | Elsewhere | Job:
+def _target(given: argparse.Namespace) -> Program | OtherInterpreter | Job:
     """Return what to run: a launcher's job, a program, or a program that needs another interpreter."""
     from xsp.launch import program, ranks
 
     words = given.words[1:] if given.words[0] == "--" else given.words
     if not words:
         raise UsageError("name the program: xsp run train.py")
-    if not given.module and (job := ranks.found_in(words)) is not None:
+    if not given.module and (job := ranks.parse_job(words)) is not None:
         return job
     target = program.read(words, given.module)
     plain_program = target if isinstance(target, program.Program) else target.program
-    if plain_program.is_module and (job := ranks.found_in(plain_program.words)) is not None:
+    if plain_program.is_module and (job := ranks.parse_job(plain_program.words)) is not None:
         return job if plain_program is target else target
     return target
 

@@ -30,7 +30,7 @@ SUMMARY = "compare weights on devices with the store's; exit code 1 if any diffe
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
-    share.placed(parser)
+    share.add_dir_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "key", nargs="?", metavar="KEY", help="first 8 or more digits of the key; xsp share status lists keys"
     )
     parser.add_argument("--all", action="store_true", help="all weights that no process is attached to")
-    share.placed(parser)
+    share.add_dir_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:

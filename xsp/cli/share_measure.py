@@ -25,7 +25,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a safetensors file, or torchvision:NAME and the like")
     parser.add_argument("module", nargs="?", default="", metavar="MODULE", help="the model, if SOURCE is a file")
     parser.add_argument(
-        "--turns", type=options.rows, default=12, metavar="N", help="maximal number of turns, 3 or more (default: 12)"
+        "--turns",
+        type=options.positive_int,
+        default=12,
+        metavar="N",
+        help="maximal number of turns, 3 or more (default: 12)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order within turns (default: 0)")
     parser.add_argument("--quiet", action="store_true", help="no progress")

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="safetensors files, indexes of shards, or folders with one of them"
     )
-    share.placed(parser)
+    share.add_dir_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:

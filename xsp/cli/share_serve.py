@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory for all weights on each device (default: half of the free memory there)",
     )
-    share.placed(parser)
+    share.add_dir_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -64,11 +64,11 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError("--device-capacity: also give the device, --device 0")
     eviction = shelf.Eviction(given.evict)
     host_store = store.Store(wire.directory(given.dir), capacity, eviction)
-    device_stores = devicestore.beside(host_store, given.device, on_device, eviction)
+    device_stores = devicestore.start_device_stores(host_store, given.device, on_device, eviction)
     devices = "".join(f", and cuda:{ordinal}" for ordinal in device_stores)
     message = f"xsp share: up to {shelf.size_text(capacity)} at {host_store.folder}{devices}; Ctrl-C ends it"
     host_store.serve_until_signal(lambda: progress.tell(message, flush=True))
-    for ordinal, process in devicestore.left(device_stores):
+    for ordinal, process in devicestore.wait_for_exit(device_stores):
         progress.warn(
             f"xsp share: process {process} keeps the memory of cuda:{ordinal} until the attached processes have ended; "
             "killing it would make their memory invalid"

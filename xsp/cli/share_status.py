@@ -21,7 +21,7 @@ SUMMARY = "show what the store holds, and who is attached; reads no weights"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
-    share.placed(parser)
+    share.add_dir_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:

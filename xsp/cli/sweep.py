@@ -40,7 +40,7 @@ def run(given: argparse.Namespace) -> int:
     if given.latency_target is not None and not 0 < given.latency_target < math.inf:
         raise UsageError(f"--latency-target {given.latency_target:g}: give milliseconds above 0")
     settings = options.model_settings(given, sizes[0])
-    run_settings = options.recorded(given, f"{models.short_name(given.model)}-sweep")
+    run_settings = options.recording_settings(given, f"{models.short_name(given.model)}-sweep")
     recording = models.Recording(run_settings, given.repeats)
     with progress.shown(False) as show:
         out = models.sweep(given.model, settings, sizes, recording, show)

@@ -165,7 +165,7 @@ class _Row:
         self.steps += row.repeats
 
 
-def side(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> list[Series]:
+def merge_runs(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> list[Series]:
     """Return the aligned rows of the runs of a side, with one figure per run.
 
     Args:

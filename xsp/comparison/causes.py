@@ -65,7 +65,7 @@ def parts(rows: Sequence[Row], names: dict[str, str] | None = None) -> list[Part
     return [Part((names or {}).get(row.name, row.name), row.a_ms or 0.0, row.b_ms or 0.0) for row in rows]
 
 
-def holding(found: Sequence[Part], change_ms: float) -> list[Part]:
+def main_parts(found: Sequence[Part], change_ms: float) -> list[Part]:
     """Return the parts with a large share of a change, then parts that changed as much the other way; largest first."""
     large = [part for part in found if abs(part.change_ms) >= WORTH_SAYING * abs(change_ms)]
     large.sort(key=lambda part: -abs(part.change_ms))
@@ -86,7 +86,7 @@ def more_or_less(change_ms: float) -> str:
     return f"{ms(abs(change_ms))} {'more' if change_ms > 0 else 'less'}"
 
 
-MOVED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE)
+CHANGED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE)
 
 
 def whole(found: Comparison) -> Part:
@@ -102,7 +102,7 @@ def of_what(found: Comparison) -> str:
 
 def phases(found: Comparison) -> list[Part]:
     """Return the phases that account for the change of the whole."""
-    return holding(parts(found.section("phase"), PHASES), whole(found).change_ms)
+    return main_parts(parts(found.section("phase"), PHASES), whole(found).change_ms)
 
 
 def certain_phases(found: Comparison) -> list[Part]:
@@ -111,8 +111,8 @@ def certain_phases(found: Comparison) -> list[Part]:
     With several runs per side, the phases are tested themselves; with one, the calls that they consist of.
     """
     least = SMALL * whole(found).a_ms
-    moved = {row.name for row in found.section("phase") if row.verdict in MOVED}
-    moved |= {row.name.partition(" ")[0] for row in found.section("call") if row.verdict in MOVED}
+    moved = {row.name for row in found.section("phase") if row.verdict in CHANGED}
+    moved |= {row.name.partition(" ")[0] for row in found.section("call") if row.verdict in CHANGED}
     rows = [row for row in found.section("phase") if row.name in moved]
     large = [part for part in parts(rows, PHASES) if abs(part.change_ms) >= least]
     return sorted(large, key=lambda part: -abs(part.change_ms))
@@ -127,16 +127,16 @@ def on_device(found: Comparison) -> Iterator[str]:
     if abs(work.change_ms) < least:
         yield f"Kernels and copies take about the same ({both_ms(work.a_ms, work.b_ms)} {unit})."
     else:
-        by_class = sentence(holding(parts(rows), work.change_ms), work.change_ms)
+        by_class = sentence(main_parts(parts(rows), work.change_ms), work.change_ms)
         yield f"Kernels and copies take {_by(work, unit)}" + (f": {by_class}." if by_class else ".")
         operators = parts(found.section("operator on device"))
         total = _total("", operators)
-        if by_operator := sentence(holding(operators, total.change_ms), total.change_ms):
+        if by_operator := sentence(main_parts(operators, total.change_ms), total.change_ms):
             yield f"By operator: {by_operator}."
     causes = parts(found.section("idle"), IDLE)
     idle = _total("idle", causes)
     if abs(idle.change_ms) >= least:
-        reason = sentence(holding(causes, idle.change_ms), idle.change_ms)
+        reason = sentence(main_parts(causes, idle.change_ms), idle.change_ms)
         yield f"The device is idle {_by(idle, unit)}" + (f": {reason}." if reason else ".")
     for row in found.section("launch"):
         if row.a_calls and row.b_calls and abs(row.b_calls - row.a_calls) > MANY_LAUNCHES * row.a_calls:
@@ -151,12 +151,12 @@ def layers(found: Comparison) -> Iterator[str]:
     """
     change_ms = whole(found).change_ms
     rows = found.section("layer")
-    moved = [_layer(row) for row in rows if row.verdict in MOVED]
+    moved = [_layer(row) for row in rows if row.verdict in CHANGED]
     if moved:
-        if text := sentence(holding(moved, change_ms), change_ms):
+        if text := sentence(main_parts(moved, change_ms), change_ms):
             yield f"By layer, on the host: {text}."
         return
-    if found.step.verdict not in MOVED:
+    if found.step.verdict not in CHANGED:
         return
     largest = [
         part for part in (_layer(row) for row in rows)

@@ -330,7 +330,7 @@ def repeats(most: int) -> Repeats:
     return in_turns(most, next(level for turns, level in LEVELS.items() if turns >= most))
 
 
-class Known(NamedTuple):
+class TurnResult(NamedTuple):
     """The result of a look at the step: whether the turns suffice, and the change with its interval."""
 
     enough: bool
@@ -340,7 +340,7 @@ class Known(NamedTuple):
     high: float
 
 
-def look(how: Repeats, a: list[float], b: list[float], threshold: float | None = None) -> Known:
+def compare_turn(how: Repeats, a: list[float], b: list[float], threshold: float | None = None) -> TurnResult:
     """Test the figures of the steps after a turn.
 
     Args:
@@ -361,4 +361,4 @@ def look(how: Repeats, a: list[float], b: list[float], threshold: float | None =
         enough = verdict in (SLOWER, FASTER) or -NEGLIGIBLE < low <= high < NEGLIGIBLE
     else:
         enough = high < threshold or low >= max(threshold, NEGLIGIBLE)
-    return Known(enough, result.change / result.a, low, high)
+    return TurnResult(enough, result.change / result.a, low, high)

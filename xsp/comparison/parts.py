@@ -66,7 +66,7 @@ def _of_devices(trace: Trace, analysis: Analysis, sums: str, group: str) -> list
 # Memory of two runs: peaks per device, and allocations of each layer. They hardly vary, so no test is made.
 
 
-Taken = dict[tuple[str, str | None], float]
+MemoryFigures = dict[tuple[str, str | None], float]
 
 
 def memory(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[tuple[str, str | None, float | None, float | None]]:
@@ -86,7 +86,7 @@ def memory(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[tuple[str, str | 
                 yield name, f"{kind} → {renamed[1]}" if renamed else kind, mib_a.get((name, kind)), value_b
 
 
-def _same_place(mib_a: Taken, mib_b: Taken) -> dict[tuple[str, str | None], tuple[str, str | None]]:
+def _same_place(mib_a: MemoryFigures, mib_b: MemoryFigures) -> dict[tuple[str, str | None], tuple[str, str | None]]:
     """Return the layers of A → those of B with the same name and another type."""
     gone, new = [key for key in mib_a if key not in mib_b], [key for key in mib_b if key not in mib_a]
     names = {name: (name, kind) for name, kind in new if sum(new_name == name for new_name, _ in new) == 1}
@@ -95,12 +95,12 @@ def _same_place(mib_a: Taken, mib_b: Taken) -> dict[tuple[str, str | None], tupl
     }
 
 
-def _median(runs: Sequence[Taken]) -> Taken:
+def _median(runs: Sequence[MemoryFigures]) -> MemoryFigures:
     names = dict.fromkeys(name for run in runs for name in run)
     return {name: statistics.median(run[name] for run in runs if name in run) for name in names}
 
 
-def _peaks(trace: Trace) -> Taken:
+def _peaks(trace: Trace) -> MemoryFigures:
     try:
         rows = memory_steps(trace).aggregate("device, max(peak_mib)").order("device NULLS FIRST").fetchall()
     except AnalysisError:
@@ -108,7 +108,7 @@ def _peaks(trace: Trace) -> Taken:
     return {(f"peak of {'the host' if device is None else f'device {device}'}", None): peak for device, peak in rows}
 
 
-def _layers(trace: Trace) -> Taken:
+def _layers(trace: Trace) -> MemoryFigures:
     rows = trace.con.execute(
         f"WITH {LAYERS} SELECT name, any_value(type), sum(self_alloc_bytes) / 1048576 FROM layers "
         "WHERE self_alloc_bytes IS NOT NULL GROUP BY name ORDER BY min(layer_index)"

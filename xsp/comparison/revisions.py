@@ -19,7 +19,7 @@ _WITHOUT_HOOKS = ("-c", "core.hooksPath=/dev/null")
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkTree:
     """The directory in which a side runs."""
 
     folder: Path
@@ -36,7 +36,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def checked_out(revisions: Sequence[str]) -> Iterator[list[Place]]:
+def checkout(revisions: Sequence[str]) -> Iterator[list[WorkTree]]:
     """Check out revisions of the repository around the working directory, and remove them at the end.
 
     Yields:
@@ -57,7 +57,7 @@ def checked_out(revisions: Sequence[str]) -> Iterator[list[Place]]:
             if not (tree / inside).is_dir():
                 raise UsageError(f"revision {revision!r} has no directory {inside}: start in one that both have")
             roots = (tree, tree / "src")
-            places.append(Place(tree / inside, tuple(root for root in roots if root.is_dir())))
+            places.append(WorkTree(tree / inside, tuple(root for root in roots if root.is_dir())))
         yield places
     finally:
         with _undisturbed():

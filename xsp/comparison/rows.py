@@ -10,7 +10,7 @@ import duckdb
 
 from xsp import table
 from xsp.comparison import evidence, parts, series
-from xsp.comparison.align import Align, Pair, align, by_name, side
+from xsp.comparison.align import Align, Pair, align, by_name, merge_runs
 from xsp.comparison.comparable import Difference, differences, same_work
 from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, SLOWER, Evidence, Repeats
 from xsp.comparison.parts import memory
@@ -167,7 +167,7 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
     repeats = evidence.repeats(turns) if turns is not None else evidence.RUNS if several else evidence.STEPS
     changes = differences(runs_a, runs_b)
     judged = same_work([*runs_a, *runs_b])
-    steps, loops = series.alike([series.steps(run) for run in (*runs_a, *runs_b)])
+    steps, loops = series.best_common_steps([series.steps(run) for run in (*runs_a, *runs_b)])
     rows = _section("step", steps[: len(runs_a)], steps[len(runs_a) :], align, repeats, judged)
     if all(loops):
         rows += _section("loop", loops[: len(runs_a)], loops[len(runs_a) :], align, repeats, judged)
@@ -211,7 +211,7 @@ def _section(
     """
     if repeats.unit == "step":
         return _rows(section, pairing(a[0], b[0]), repeats, judged)
-    rows_a, rows_b = (side(runs, pairing, absent_is_zero=pairing is by_name) for runs in (a, b))
+    rows_a, rows_b = (merge_runs(runs, pairing, absent_is_zero=pairing is by_name) for runs in (a, b))
     return _rows(section, pairing(rows_a, rows_b), repeats, judged)
 
 

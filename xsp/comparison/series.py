@@ -103,7 +103,7 @@ def _weighed(key: str, name: str, rows: Sequence[tuple[float, int]]) -> Series:
     return Series(key, name, None, values, 1, covered=sum(steps))
 
 
-def alike(runs: Sequence[Steps]) -> tuple[list[list[Series]], list[list[Series]]]:
+def best_common_steps(runs: Sequence[Steps]) -> tuple[list[list[Series]], list[list[Series]]]:
     """Return the step and the loop's iteration of each run, from the best kind of steps that all runs have.
 
     These are steady steps, else bare steps that followed a bare one, else recorded steps, which have no iterations.

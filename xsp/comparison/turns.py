@@ -18,8 +18,8 @@ from xsp import rundir, scrub
 from xsp.comparison import comparable, evidence, series
 from xsp.comparison.commands import Program
 from xsp.comparison.comparable import same_work
-from xsp.comparison.evidence import Known
-from xsp.comparison.revisions import Place
+from xsp.comparison.evidence import TurnResult
+from xsp.comparison.revisions import WorkTree
 from xsp.comparison.series import Steps
 from xsp.errors import AnalysisError, ProgramError, RunError
 from xsp.store.trace import Trace
@@ -44,7 +44,7 @@ class Turns:
     most: int
     a: list[Path] = field(default_factory=list)
     b: list[Path] = field(default_factory=list)
-    known: Known | None = None
+    known: TurnResult | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Side:
 
     letter: str
     program: Program
-    place: Place
+    place: WorkTree
 
 
 def take(
@@ -75,7 +75,7 @@ def take(
         progress: see `Progress`.
         seed: seed of the order within each turn, and of the programs' runs.
         kind: kind of step, as in `xsp.load`.
-        threshold: see `evidence.look`.
+        threshold: see `evidence.compare_turn`.
         overwrite: whether to replace an existing comparison.
 
     Raises:
@@ -113,9 +113,9 @@ def take(
             if turn == 1 and not same_work(list(first.values())):
                 raise AnalysisError("the two programs do different work: one trains and the other only predicts")
             if turn >= evidence.FIRST:
-                step_rows, _ = series.alike([*a, *b])
+                step_rows, _ = series.best_common_steps([*a, *b])
                 figures = [series.figure(row) for row, *_ in step_rows]
-                turns.known = evidence.look(repeats, figures[:turn], figures[turn:], threshold)
+                turns.known = evidence.compare_turn(repeats, figures[:turn], figures[turn:], threshold)
                 if turns.known.enough:
                     break
         _write(turns, sides, finished=True)

@@ -84,7 +84,7 @@ class Calls:
 
 
 @dataclass(slots=True)
-class Named:
+class NamedParents:
     """Parents that the caller or the collector named."""
 
     parent: Array
@@ -96,7 +96,7 @@ class Named:
 
 
 @dataclass(slots=True)
-class Parts:
+class StepParts:
     """Step spans and backward passes, which may be parents of spans on other threads."""
 
     is_step: Array
@@ -145,8 +145,8 @@ class Spans:
     """True if the source does not report the thread of the span, so that all threads are searched for its parent."""
 
     calls: Calls | None = None
-    named: Named | None = None
-    parts: Parts | None = None
+    named: NamedParents | None = None
+    parts: StepParts | None = None
 
     def __len__(self) -> int:
         return len(self.number)

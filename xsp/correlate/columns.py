@@ -40,7 +40,7 @@ _FLOPS, _BYTES = 1, 2
 """Bits of the sorts of figures in `Spans.counted`."""
 
 
-def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
+def correlate_table(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
     """Make the view `placed`, with the columns of `COLUMNS`, from the table `seen`.
 
     Args:
@@ -49,10 +49,10 @@ def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
         identity: text that identifies the source; trace ids are made from it.
     """
     window = _steps(con, seen)
-    figures.count(con)
+    figures.price_operators(con)
     if _correlate(con, seen.tolerance_ns, window) >= DEEPEST:
         seen.losses.note(f"spans nest deeper than {DEEPEST}: the deeper ones become children of the last one")
-    figures.choose(con)
+    figures.assign_figures(con)
     _finish(con, identity, int(seen.run.get("rank", 0)))
 
 

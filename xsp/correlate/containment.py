@@ -46,7 +46,7 @@ class _Threads(NamedTuple):
     """Index of the nearest earlier span on the same thread that ends late enough to be around this one."""
 
 
-def contain(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
+def find_containers(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
     """Find the innermost span around each span on its thread.
 
     For spans without a thread all threads are searched; candidates on several threads are ambiguous. Among these

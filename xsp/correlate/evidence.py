@@ -26,11 +26,11 @@ from xsp.correlate.arrays import (
     Array,
     Calls,
     Launches,
-    Named,
+    NamedParents,
     Parents,
-    Parts,
     Sequences,
     Spans,
+    StepParts,
     outer_first,
 )
 from xsp.correlate.inherited import inherit
@@ -154,7 +154,7 @@ class _Step:
             anywhere=(thread == NONE) & on_host & ~replayed & ~is_alloc,
             calls=self._calls(level, is_call & (level == Level.LIBRARY)),
             named=self._named(is_user),
-            parts=Parts(is_step, is_backward),
+            parts=StepParts(is_step, is_backward),
         )
 
     def _of(self, name: str) -> Sequence[Any]:
@@ -206,13 +206,13 @@ class _Step:
         collector = np.array([numbers.setdefault(name, len(numbers)) for name in self._of("collector")])
         return Calls(np.where(calls, collector, 0), np.where(level == Level.OP, collector, 0))
 
-    def _named(self, is_user: Array) -> Named | None:
+    def _named(self, is_user: Array) -> NamedParents | None:
         if not any(self._of("parent_id")):
             return None
         ids = {span_id: index for index, span_id in enumerate(self._of("span_id")) if span_id is not None}
         parent = [-1 if parent_id is None else ids.get(parent_id, -2) for parent_id in self._of("parent_id")]
         rule = [_NUMBERS[text] or EXPLICIT for text in map(_text, self._of("parent_rule"))]
-        return Named(np.array(parent), np.array(rule, np.int8), is_user)
+        return NamedParents(np.array(parent), np.array(rule, np.int8), is_user)
 
     def finished(self, order: Array, spans: Spans, found: Parents) -> list[Sequence[Any]]:
         """Return the columns, parents first, with identities, keys, phases, layer numbers and operations counted once.

@@ -16,7 +16,7 @@ BATCH = 1 << 16
 """Maximum number of rows that are held in Python at a time."""
 
 
-def count(con: duckdb.DuckDBPyConnection) -> None:
+def price_operators(con: duckdb.DuckDBPyConnection) -> None:
     """Make the table `priced`: operations and traffic of operators from their shapes, computed once per distinct op."""
     con.execute(f"CREATE OR REPLACE TEMP TABLE results AS {_RESULTS}")
     identity = "name, input_shapes, dtypes, scalars, result"
@@ -115,7 +115,7 @@ def _held(value: int | None) -> int | None:
     return value if value is not None and 0 <= value < 2**63 else None
 
 
-def choose(con: duckdb.DuckDBPyConnection) -> None:
+def assign_figures(con: duckdb.DuckDBPyConnection) -> None:
     """Make the table `figures`, which assigns figures to spans; of nested spans the innermost one gets them."""
     con.execute(
         f"""

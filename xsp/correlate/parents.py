@@ -27,13 +27,13 @@ from xsp.correlate.arrays import (
     REPLAYED,
     Array,
     Launches,
-    Named,
+    NamedParents,
     Parents,
-    Parts,
     Sequences,
     Spans,
+    StepParts,
 )
-from xsp.correlate.containment import contain, enclosing
+from xsp.correlate.containment import enclosing, find_containers
 from xsp.schema import DEEPEST, Level
 
 
@@ -45,7 +45,7 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
         tolerance: nanoseconds by which a span may extend beyond the span around it.
         root: index of the span around all others on threads: the step that stands for a whole trace; -1 if none.
     """
-    parent, candidates = contain(spans, tolerance)
+    parent, candidates = find_containers(spans, tolerance)
     rule = np.where(parent >= 0, CONTAINED, 0).astype(np.int8)
     parents = Parents(parent, rule, candidates=candidates)
     if spans.allocations is not None:
@@ -249,7 +249,7 @@ def _ask_operators(spans: Spans, operator: Array, seeking: Array, parent: Array,
 # --- what the caller named --------------------------------------------------------------------------------
 
 
-def _adopt_named(spans: Spans, named: Named, found: Parents) -> None:
+def _adopt_named(spans: Spans, named: NamedParents, found: Parents) -> None:
     """Take the named parents, except where a module called inside the named user block is a closer parent."""
     parent, rule = found.parent, found.rule
     is_named = named.parent != -1
@@ -268,7 +268,7 @@ def _adopt_named(spans: Spans, named: Named, found: Parents) -> None:
         parent[cycle], rule[cycle] = -1, 0
 
 
-def _attach_to_step(spans: Spans, parts: Parts, found: Parents, tolerance: int) -> None:
+def _attach_to_step(spans: Spans, parts: StepParts, found: Parents, tolerance: int) -> None:
     """Attach the parts of a step to the step, and ops on the autograd engine's own threads to their backward pass.
 
     Model spans of other threads were collected in this step and in no other, so the step is certainly their

@@ -352,7 +352,7 @@ _FILLED = "bernoulli_ exponential_ fill_ log_normal_ normal_ random_ uniform_ ze
 OVERWRITTEN = frozenset(["copy_", *_FILLED])
 """Operators that write their first tensor without reading it."""
 
-IN_PART: dict[str, Formula] = {
+PARTIAL_WRITES: dict[str, Formula] = {
     **dict.fromkeys(("index_put_", "_index_put_impl_"), _index_put),
     **dict.fromkeys(("index_add_", "index_reduce_"), _added_at),
     "index_copy_": _index_copied,
@@ -432,7 +432,7 @@ FORMULAS: dict[str, Formula] = {
     "embedding_dense_backward": _embedding_backward,
     "index_select": _selected,
     "gather": _picked,
-    **IN_PART,
+    **PARTIAL_WRITES,
     # pooling and resizing
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _pooled(5, dilation=4)),
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _pooled(4)),

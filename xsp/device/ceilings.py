@@ -119,7 +119,7 @@ def ceiling(name: str) -> Ceiling:
     return _from_quote(name, entry)
 
 
-def meant(name: str) -> Ceiling:
+def ceiling_by_user_name(name: str) -> Ceiling:
     """Return the quoted ceiling of a device named by a user: the fastest of several forms ("H100").
 
     The `name` of the result is that of the form.
@@ -199,18 +199,18 @@ def _measured(content: Any) -> Ceiling:
 # --- of this machine ------------------------------------------------------------------------------------
 
 
-def kept_at() -> Path:
+def cache_path() -> Path:
     """Return the file in the user's cache with the measurements of this machine."""
     return cached.user_folder() / "ceilings.json"
 
 
 def keep(found: Mapping[str, Ceiling]) -> Path | None:
     """Store ceilings of this machine by the names of its devices; None if the cache cannot be written."""
-    path = kept_at()
+    path = cache_path()
     content = _stored() | {name: entry.content() for name, entry in found.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic.written(path) as temporary:
+        with atomic.replacing(path) as temporary:
             temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
     except OSError:
         return None
@@ -227,7 +227,7 @@ def of_machine(name: str) -> Ceiling | None:
     try:
         result = None if content is None else _measured(content)
     except AnalysisError as error:
-        raise AnalysisError(f"{kept_at()} is damaged; measure again with `xsp doctor --measure`") from error
+        raise AnalysisError(f"{cache_path()} is damaged; measure again with `xsp doctor --measure`") from error
     if result is not None and result.threads is not None and result.threads < processes.cores():
         return None
     return result
@@ -236,7 +236,7 @@ def of_machine(name: str) -> Ceiling | None:
 def _stored() -> dict[str, Any]:
     """Return the content of the file; empty if it does not exist or cannot be read."""
     try:
-        content = json.loads(kept_at().read_text(encoding="utf-8"))
+        content = json.loads(cache_path().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -115,7 +115,7 @@ class Options:
     """Whether code that the manifest names may run, and files anywhere be read: never for a manifest from a network."""
 
 
-def here(name: str = "local", labels: Mapping[str, str] | None = None, devices: bool = True) -> Facts:
+def local_facts(name: str = "local", labels: Mapping[str, str] | None = None, devices: bool = True) -> Facts:
     """Return the facts of this process.
 
     Args:
@@ -145,7 +145,7 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def misses(manifest: Manifest, facts: Facts) -> list[str]:
+def unmet_requirements(manifest: Manifest, facts: Facts) -> list[str]:
     """Return the requirements of a manifest that an agent does not meet, each as a sentence; empty if it meets all."""
     refused = [] if facts.trusts else without_trust(manifest)
     return [*_of_hardware(manifest, facts), *_of_software(manifest, facts), *refused]
@@ -184,7 +184,7 @@ def matching(manifest: Manifest, agents: Sequence[Agent]) -> tuple[list[Agent], 
     fit, reasons = [], {}
     for agent in agents:
         facts = agent.facts()
-        unmet = misses(manifest, facts)
+        unmet = unmet_requirements(manifest, facts)
         if not facts.alive:
             unmet = [f"it has not responded for {DEAD_AFTER_S:.0f} s", *unmet]
         if unmet:

@@ -27,7 +27,7 @@ QUALITY = 90
 
 
 @dataclass(frozen=True)
-class Takes:
+class InputSpec:
     """One input of a model, for one sample."""
 
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class Samples:
         return self.make(number % self.count)
 
 
-def of(dataset: Dataset, takes: Mapping[str, Takes], folder: Path, anywhere: bool) -> Samples:
+def of(dataset: Dataset, takes: Mapping[str, InputSpec], folder: Path, anywhere: bool) -> Samples:
     """Return the data set that a manifest names.
 
     Args:
@@ -137,12 +137,12 @@ def text(seed: int, number: int) -> str:
     return " ".join(f"w{word}" for word in rng.zipf(1.3, int(rng.integers(16, 129))) % 30_000)
 
 
-def _tensors(dataset: Dataset, takes: Mapping[str, Takes], number: int) -> dict[str, Array]:
+def _tensors(dataset: Dataset, takes: Mapping[str, InputSpec], number: int) -> dict[str, Array]:
     rng = np.random.default_rng([dataset.seed, number])
     return {name: _tensor(rng, spec) for name, spec in takes.items()}
 
 
-def _tensor(rng: np.random.Generator, takes: Takes) -> Array:
+def _tensor(rng: np.random.Generator, takes: InputSpec) -> Array:
     if takes.fixed is not None:
         return takes.fixed
     if takes.high is not None:

@@ -27,7 +27,7 @@ _TASKS = {
 }
 
 
-def told(content: Mapping[str, Any]) -> str:
+def detect(content: Mapping[str, Any]) -> str:
     """Return the dialect of a document."""
     if "scenario" in content or "format" in content:
         return OURS
@@ -60,7 +60,7 @@ def _is_dlspec(content: Mapping[str, Any]) -> bool:
     )  # fmt: skip
 
 
-def in_our_words(content: Content, kind: str) -> Content:
+def translate(content: Content, kind: str) -> Content:
     """Return a manifest of a dialect as an evaluation, whose other sections have their defaults."""
     return {MLMODELSCOPE: _mlmodelscope, DLSPEC: _dlspec}.get(kind, lambda same: same)(content)
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from xsp.errors import ManifestError
 from xsp.evaluate import agents
 from xsp.evaluate.agents import Agent, AgentLost, Options, ProcessLost, Progress
-from xsp.evaluate.reading import Read
+from xsp.evaluate.reading import LoadedManifest
 
 
 @dataclass(eq=False)
 class Piece:
     """A manifest to run once."""
 
-    asked: Read
+    asked: LoadedManifest
     fit: list[str]
     """Names of the agents that satisfy it."""
 
@@ -38,7 +38,7 @@ class Piece:
 
 
 def pieces(
-    asked: Sequence[Read], there: Sequence[Agent], each: bool
+    asked: Sequence[LoadedManifest], there: Sequence[Agent], each: bool
 ) -> tuple[list[Piece], dict[str, dict[str, list[str]]]]:
     """Return the pieces, and by manifest title and agent name the reasons why an agent is not used.
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from xsp import processes
 from xsp.errors import ManifestError
-from xsp.evaluate.datasets import Takes
+from xsp.evaluate.datasets import InputSpec
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
 from xsp.evaluate.predictors import Answer, Batch
@@ -52,7 +52,7 @@ DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "u
 class Open:
     """A program that has opened its model."""
 
-    takes: Mapping[str, Takes]
+    takes: Mapping[str, InputSpec]
     program: Program | None
 
 
@@ -65,7 +65,9 @@ class Command:
         try:
             reply = program.ask({"open": {"manifest": manifest.plain(), "level": level}})
             takes = {
-                str(name): Takes(_shape(spec["shape"]), _dtype(spec.get("dtype", "float32")), _high(spec.get("high")))
+                str(name): InputSpec(
+                    _shape(spec["shape"]), _dtype(spec.get("dtype", "float32")), _high(spec.get("high"))
+                )
                 for name, spec in reply["takes"].items()
             }
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:

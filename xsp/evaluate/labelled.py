@@ -69,7 +69,7 @@ def interval(share: float, count: int) -> list[float]:
     return [max(0.0, centre - half), min(1.0, centre + half)]
 
 
-def said(found: Mapping[str, Any] | None, k: int = 1) -> str:
+def percent_text(found: Mapping[str, Any] | None, k: int = 1) -> str:
     """Return top-k in percent, or a dash if there is none."""
     share = (found or {}).get(f"top{k}")
     return "-" if share is None else f"{100 * share:.1f}"
@@ -83,5 +83,5 @@ def sentence(found: Mapping[str, Any]) -> str:
     for k in KS:
         if found[f"top{k}"] is not None:
             low, high = found[f"top{k}_interval"]
-            parts.append(f"top-{k} {said(found, k)} % ({100 * low:.1f} to {100 * high:.1f})")
+            parts.append(f"top-{k} {percent_text(found, k)} % ({100 * low:.1f} to {100 * high:.1f})")
     return f"{', '.join(parts) or 'no accuracy'} of {found['samples']} samples of {found['classes']} classes"

@@ -138,7 +138,7 @@ class OnRay:
 
 
 def _stored(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path:
-    with results.written(store, manifest.identity) as (staging, paths):
+    with results.new_result(store, manifest.identity) as (staging, paths):
         for name, content in files.items():
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or not path.parts:
@@ -210,7 +210,7 @@ def stop(name: str) -> None:
         raise ManifestError(f"there is no agent {name!r}; `xsp evaluate agents` names them") from error
 
 
-def found(names: Sequence[str] | None = None) -> tuple[list[OnRay], dict[str, str]]:
+def connected_agents(names: Sequence[str] | None = None) -> tuple[list[OnRay], dict[str, str]]:
     """Return the agents of the cluster, and by name the reasons why others do not answer.
 
     Args:

@@ -249,7 +249,7 @@ def after(steps: Sequence[Step]) -> Callable[[Any], Any]:
     return _chain([_bound(step, AFTER, "after") for step in steps])
 
 
-def wrong(manifest: Manifest) -> list[str]:
+def problems(manifest: Manifest) -> list[str]:
     """Return the reasons why no agent can run a manifest's model or its steps; empty if there are none."""
     model = manifest.model
     reasons = []

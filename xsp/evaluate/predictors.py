@@ -19,7 +19,7 @@ import numpy as np
 from xsp import models
 from xsp.errors import ManifestError, ModelError
 from xsp.evaluate import agents, sharing
-from xsp.evaluate.datasets import Takes
+from xsp.evaluate.datasets import InputSpec
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
 
@@ -39,7 +39,7 @@ class Answer:
 class Handle(Protocol):
     """An open model."""
 
-    takes: Mapping[str, Takes]
+    takes: Mapping[str, InputSpec]
     """Its inputs, by name."""
 
 
@@ -96,7 +96,7 @@ def of(manifest: Manifest, trusted: bool) -> Predictor:
 class Module:
     """A PyTorch model."""
 
-    takes: Mapping[str, Takes]
+    takes: Mapping[str, InputSpec]
     module: Any
     positional: int
     listed: bool
@@ -177,7 +177,7 @@ def arguments(handle: Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, 
 def _built(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     source, settings = _source(manifest, folder, device)
     try:
-        built = models.placed(source, _unplaced(source, settings), settings)
+        built = models.on_device(source, _unplaced(source, settings), settings)
     except ModelError as error:
         raise ManifestError(f"model.source: {error}") from error
     built.model.eval()
@@ -217,7 +217,7 @@ def _shared(
         )  # fmt: skip
         built = shared.built
         if dtype is torch.float32:
-            built = models.placed(source, built, settings)
+            built = models.on_device(source, built, settings)
         elif built.tries is not None:  # which of its inputs it takes is tested with float32 inputs
             raise ManifestError(f"model.share: {source} can be shared only with precision float32; omit share")
     except ModelError as error:
@@ -313,16 +313,16 @@ def checksum(path: Path, like: str = "sha256:") -> str:
     return f"{algorithm}:{digest.hexdigest()}" if colon else digest.hexdigest()
 
 
-def _takes(torch: Any, value: Any, name: str, vocabulary: int | None) -> Takes:
+def _takes(torch: Any, value: Any, name: str, vocabulary: int | None) -> InputSpec:
     if not isinstance(value, torch.Tensor):
         raise ManifestError(f"model.source: its input {name} is {type(value).__name__}, not a tensor")
     shape = tuple(value.shape[1:])
     if value.is_floating_point():
-        return Takes(shape)
+        return InputSpec(shape)
     dtype = str(value.dtype).removeprefix("torch.")
     if name.endswith("input_ids") and isinstance(vocabulary, int):
-        return Takes(shape, dtype, vocabulary)
-    return Takes(shape, dtype, fixed=value[0].cpu().numpy())
+        return InputSpec(shape, dtype, vocabulary)
+    return InputSpec(shape, dtype, fixed=value[0].cpu().numpy())
 
 
 def _leaves(torch: Any, value: Any) -> Iterator[Any]:
@@ -354,7 +354,7 @@ OF_ONNX = frozenset({"bool", *(f"float{bits}" for bits in (16, 32, 64)),
 class Session:
     """A model in ONNX Runtime."""
 
-    takes: Mapping[str, Takes]
+    takes: Mapping[str, InputSpec]
     session: Any
 
 
@@ -392,7 +392,7 @@ class Onnx:
                 raise ManifestError(
                     f"model.source: its input {argument.name} is {argument.type}, which samples cannot have"
                 )
-            takes[argument.name] = Takes(tuple(shape), dtype, None if dtype.startswith("float") else 2)
+            takes[argument.name] = InputSpec(tuple(shape), dtype, None if dtype.startswith("float") else 2)
         return Session(takes, session)
 
     def predict(self, handle: Session, batches: Iterable[Batch]) -> Iterator[Answer]:

@@ -25,7 +25,7 @@ MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Read:
+class LoadedManifest:
     """A manifest, and where it was read."""
 
     manifest: Manifest
@@ -37,7 +37,7 @@ class Read:
     """Notes on fields that are kept but not understood."""
 
 
-def read(path: Path) -> Read:
+def read(path: Path) -> LoadedManifest:
     """Read a manifest of any dialect; a section may be the name of a file beside it that contains the section.
 
     Raises:
@@ -47,8 +47,8 @@ def read(path: Path) -> Read:
     content = text.content
     if not isinstance(content, dict):
         raise ManifestError(f"{path}:1: a manifest must be a mapping of fields, this is {_kind(content)}")
-    dialect = dialects.told(content)
-    content = dialects.in_our_words(dict(content), dialect)
+    dialect = dialects.detect(content)
+    content = dialects.translate(dict(content), dialect)
     for name, value in content.items():
         if name in SECTIONS and isinstance(value, str):
             content[name] = _section(path, text, name, value)
@@ -57,7 +57,7 @@ def read(path: Path) -> Read:
 
 def of_plain(
     content: Any, folder: Path = Path(), text: yamltext.Text | None = None, dialect: str = dialects.OURS
-) -> Read:
+) -> LoadedManifest:
     """Validate plain data as a manifest.
 
     Args:
@@ -76,7 +76,7 @@ def of_plain(
     except RecursionError as error:
         raise ManifestError("the manifest is nested too deeply") from error
     manifest = pipeline.canonical(manifest)
-    return Read(manifest, dialect, folder, tuple(_notes(manifest)))
+    return LoadedManifest(manifest, dialect, folder, tuple(_notes(manifest)))
 
 
 def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
@@ -90,7 +90,7 @@ def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
     content = _text(file).content
     if not isinstance(content, dict):
         raise ManifestError(f"{file.name}:1: a section must be a mapping of fields, this is {_kind(content)}")
-    translated = dialects.in_our_words(dict(content), dialects.told(content))
+    translated = dialects.translate(dict(content), dialects.detect(content))
     section = translated.get(name)
     return section if isinstance(section, dict) else content
 

@@ -142,7 +142,7 @@ def digest(outputs: Mapping[str, Array]) -> str:
 
 
 @contextlib.contextmanager
-def written(store: Path, identity: str) -> Iterator[tuple[Path, list[Path]]]:
+def new_result(store: Path, identity: str) -> Iterator[tuple[Path, list[Path]]]:
     """Yield a folder for the files of a result, and publish it at the end; after an error nothing is left.
 
     Yields:
@@ -275,7 +275,7 @@ def read(path: Path) -> Result:
     return result
 
 
-def named(name: str, store: Path) -> Result:
+def find(name: str, store: Path) -> Result:
     """Return a result by its path, its name, or the first digits of its manifest's identity, then the newest one.
 
     Raises:
@@ -294,7 +294,7 @@ def named(name: str, store: Path) -> Result:
     return read(max(matches, key=lambda path: (path.name[:DIGITS], int(path.name[DIGITS + 1 :]))))
 
 
-def every(store: Path) -> tuple[list[Result], list[str]]:
+def read_all(store: Path) -> tuple[list[Result], list[str]]:
     """Return all results of a store, oldest first, and messages on damaged ones."""
     results, errors = [], []
     for path in _places(store):
@@ -313,4 +313,4 @@ def _places(store: Path) -> list[Path]:
 
 
 def _place(path: Path) -> str:
-    return table.place(path)
+    return table.path_literal(path)

@@ -35,7 +35,7 @@ MOST_OUTPUT_BYTES = 64 << 20
 
 
 @dataclass
-class Served:
+class PreparedModel:
     """An open model with its steps before and after."""
 
     predictor: Predictor
@@ -58,7 +58,7 @@ class Served:
     def _row(self, number: int) -> Mapping[str, Array]:
         sample = self.raw[number]
         prepared = sample if self.before is None else self.before(sample)
-        takes: Mapping[str, datasets.Takes] = self.handle.takes
+        takes: Mapping[str, datasets.InputSpec] = self.handle.takes
         arrays: dict[str, Array]
         if isinstance(prepared, Mapping):
             arrays = dict(prepared)
@@ -122,13 +122,13 @@ def evaluate(
         ManifestError: it cannot be run; nothing was written.
     """
     facts = replace(facts, trusts=options.trusted)
-    reasons = [*pipeline.wrong(manifest), *agents.misses(manifest, facts)] or _environment(manifest)
+    reasons = [*pipeline.problems(manifest), *agents.unmet_requirements(manifest, facts)] or _environment(manifest)
     if reasons:
         raise ManifestError(f"{manifest.title} cannot be evaluated by {facts.name}: " + "; ".join(reasons))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with (
         predictors.threads(manifest.software.threads),
-        results.written(options.store, manifest.identity) as (staging, paths),
+        results.new_result(options.store, manifest.identity) as (staging, paths),
         userfunctions.of(manifest, folder) as functions,
     ):
         predictor = predictors.of(manifest, options.trusted)
@@ -186,7 +186,7 @@ def evaluate(
 def _served(
     manifest: Manifest, folder: Path, options: Options, predictor: Predictor, handle: Any,
     functions: Mapping[str, Callable[[Any], Any]],
-) -> Served:  # fmt: skip
+) -> PreparedModel:  # fmt: skip
     model = manifest.model
     steps = model.inputs[0].steps if model.inputs else []
     samples = datasets.of(manifest.dataset, handle.takes, folder, options.trusted)
@@ -206,7 +206,7 @@ def _served(
     output_steps = model.outputs[0].steps if model.outputs else []
     after = functions.get("postprocess") or (pipeline.after(output_steps) if output_steps else None)
     raw = [samples[number] for number in range(min(len(samples), _most_samples(manifest)))]
-    return Served(predictor, handle, samples, raw, before, after)
+    return PreparedModel(predictor, handle, samples, raw, before, after)
 
 
 def _most_samples(manifest: Manifest) -> int:
@@ -225,7 +225,7 @@ def _inputs(scenario: Scenario, batch: int) -> int:
     return scenario.streams if scenario.kind == "multi-stream" else batch
 
 
-def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answer]:
+def _outputs(manifest: Manifest, served: PreparedModel) -> tuple[dict[str, Array], Answer]:
     """Return the outputs for the first samples, one by one, up to a limit of bytes, and the first answer."""
     del manifest
     answers = [served.predict(served.batch(number, 1)) for number in range(min(len(served.raw), MOST_OUTPUTS))]
@@ -243,7 +243,7 @@ def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answ
     return arrays, answers[0]
 
 
-def _accuracy(manifest: Manifest, served: Served, progress: Progress) -> dict[str, Any] | None:
+def _accuracy(manifest: Manifest, served: PreparedModel, progress: Progress) -> dict[str, Any] | None:
     """Return the result of `labelled.of` for all samples; None if their classes are unknown."""
     samples = served.samples
 
@@ -264,8 +264,8 @@ def _constant(outputs: Mapping[str, Array]) -> list[str]:
 
 
 def _parts(
-    manifest: Manifest, folder: Path, served: Served, simulated: bool, progress: Progress
-) -> tuple[dict[int, Requests], search.Found | None, dict[int, float | None]]:
+    manifest: Manifest, folder: Path, served: PreparedModel, simulated: bool, progress: Progress
+) -> tuple[dict[int, Requests], search.SearchResult | None, dict[int, float | None]]:
     """Return the requests of each batch size, the result of a search for the highest rate, and processor times.
 
     Processor time is the median over requests of the CPU time of all threads of this process, in milliseconds; None for
@@ -321,7 +321,7 @@ MOST_PROBES = 15
 
 def _searched(
     title: str, scenario: Scenario, serve: Callable[[int, int], None], clock: Clock, progress: Progress
-) -> tuple[search.Found, Requests]:
+) -> tuple[search.SearchResult, Requests]:
     """Search for the highest rate, and return it with the requests at the lower end of its interval."""
     rates: dict[float, None] = {}
 
@@ -341,7 +341,7 @@ def _searched(
     return best
 
 
-def _of_search(result: search.Found | None) -> list[str]:
+def _of_search(result: search.SearchResult | None) -> list[str]:
     """Return notes on a search whose interval has an open end."""
     if result is None or (result.low is not None and result.high is not None):
         return []
@@ -378,7 +378,7 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
         raise ManifestError(f"scenario: {error}") from error
 
 
-def _cold(manifest: Manifest, folder: Path, served: Served, progress: Progress) -> Requests:
+def _cold(manifest: Manifest, folder: Path, served: PreparedModel, progress: Progress) -> Requests:
     """Reopen the model for each request, which is open and one prediction; a simulator reports the latter's time."""
     batch = served.batch(0, manifest.scenario.batch)
     times = []
@@ -397,7 +397,7 @@ def _cold(manifest: Manifest, folder: Path, served: Served, progress: Progress) 
     return Requests(starts, starts, starts, ends, sizes, open_loop=False, scheduled=len(starts))
 
 
-def _figures(scenario: Scenario, batch: int, requests: Requests, best: search.Found | None) -> dict[str, Any]:
+def _figures(scenario: Scenario, batch: int, requests: Requests, best: search.SearchResult | None) -> dict[str, Any]:
     """Return the figures of a batch size as plain data: latencies in milliseconds, rates per second."""
     summary = said.summarise(requests, poisson=scenario.kind in ("poisson", "server", "max-rate"))
     percentiles = {f"p{100 * percentile.share:g}": percentile for percentile in summary.percentiles}
@@ -427,7 +427,7 @@ def _figures(scenario: Scenario, batch: int, requests: Requests, best: search.Fo
     }
 
 
-def _best(result: search.Found) -> dict[str, Any]:
+def _best(result: search.SearchResult) -> dict[str, Any]:
     """Return the highest rate as plain data: the interval, and each probed rate."""
     return {
         "rate_low": result.low,

@@ -117,7 +117,7 @@ def _put(build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: An
     buffers = {name: value for name, value in persistent.items() if name not in tied}
     record = {"key": share.put({**parameters, **buffers}), "drawn": drawn, "beside": _unfilled_hash(built)}
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    with atomic.written(path, flush=False) as staged:
+    with atomic.replacing(path, flush=False) as staged:
         staged.write_text(json.dumps(record), encoding="utf-8")
     return record
 

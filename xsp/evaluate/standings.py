@@ -14,7 +14,7 @@ from xsp.errors import UsageError, XspError
 from xsp.evaluate import agents, contention, pipeline, reading
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.quality import divergence
-from xsp.evaluate.quality.judging import Around, Judgement, Outcome, constant, judge, settle
+from xsp.evaluate.quality.judging import Judgement, Outcome, RunContext, constant, judge, settle
 from xsp.evaluate.results import RUN, Result
 
 OF_THE_MACHINE = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
@@ -38,7 +38,7 @@ def outcome(found: Result) -> Outcome:
         name = f"batch {part['batch']}" + (", without waiting" if waiting else "")
         latencies[name] = [requests.service_ns if waiting else requests.latency_ns]
         processor = part.get("processor_ms")
-        contexts[name] = [Around(slowdown, None if processor is None else 1e6 * processor)]
+        contexts[name] = [RunContext(slowdown, None if processor is None else 1e6 * processor)]
     return Outcome(found.outputs() or None, latencies, circumstances(found), _precision(found), contexts)
 
 
@@ -200,7 +200,7 @@ def _of_software(equal: Mapping[str, Any], packages: Any, python: str, software:
 
 def missing(manifests: Sequence[Manifest], found: Sequence[Result]) -> list[Manifest]:
     """Return the manifests that have no result with this software on this machine."""
-    equal, facts = environment.here().equal, agents.here(devices=False)
+    equal, facts = environment.here().equal, agents.local_facts(devices=False)
     machine = _digits({name: equal.get(name) for name in OF_THE_MACHINE})
     existing = {(result.identity, software_of(result)) for result in found if machine_of(result) == machine}
     return [

@@ -17,7 +17,7 @@ from xsp.evaluate.standings import Comparison, Row
 WIDTH = 80
 
 
-def listed(found: Sequence[Result]) -> str:
+def results_table(found: Sequence[Result]) -> str:
     """Return a row for each result and batch size."""
     with_accuracy = any(result.accuracy for result in found)
     head = ("result", "name", "load", "batch", "p50 ms", "p99 ms", "inputs/s", *(["top-1 %"] if with_accuracy else []))
@@ -25,7 +25,7 @@ def listed(found: Sequence[Result]) -> str:
         (
             result.name, str(result.content["name"]), str(result.content["kind"]), str(part["batch"]),
             figure(part["p50_ms"]), figure(part["p99_ms"]) + mark(result, part), figure(part["inputs_per_s"]),
-            *([labelled.said(result.accuracy)] if with_accuracy else []),
+            *([labelled.percent_text(result.accuracy)] if with_accuracy else []),
         )
         for result in found
         for part in result.parts
@@ -103,7 +103,10 @@ def comparison(found: Comparison) -> str:
             rows.append((name.replace("_", " "), str(part["batch"]), figure(first), figure(second), change))
     if found.before.accuracy and found.after.accuracy:
         first, second = found.before.accuracy, found.after.accuracy
-        rows += [(f"top-{k} %", "-", labelled.said(first, k), labelled.said(second, k), "-") for k in labelled.KS]
+        rows += [
+            (f"top-{k} %", "-", labelled.percent_text(first, k), labelled.percent_text(second, k), "-")
+            for k in labelled.KS
+        ]
     if rows:
         lines += [table(("figure", "batch", "before", "after", "change"), rows, 1), ""]
     else:
@@ -228,11 +231,11 @@ ORDERED = {
 def ordered_by(row: Row, by: str) -> str:
     """Return the figure of a row by which a leaderboard is ordered, as a cell of the column `ORDERED[by]`."""
     if by == "rate":
-        return between(row.part)
-    return labelled.said(row.newest.accuracy) if by == "top1" else figure(row.part[by])
+        return rate_interval(row.part)
+    return labelled.percent_text(row.newest.accuracy) if by == "top1" else figure(row.part[by])
 
 
-def between(part: Mapping[str, Any]) -> str:
+def rate_interval(part: Mapping[str, Any]) -> str:
     """Return the interval of the highest rate in short form."""
     return " to ".join("?" if part[name] is None else figure(part[name]) for name in ("rate_low", "rate_high"))
 

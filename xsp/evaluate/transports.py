@@ -30,7 +30,7 @@ class InProcess:
     """The agent in this process."""
 
     def __init__(self, name: str = "local", labels: Mapping[str, str] | None = None) -> None:
-        self._facts = agents.here(name, labels)
+        self._facts = agents.local_facts(name, labels)
 
     def facts(self) -> Facts:
         """Return the facts of this process."""
@@ -48,7 +48,7 @@ class OwnProcess:
         self, name: str = "process", labels: Mapping[str, str] | None = None, transport: str = "own process"
     ) -> None:  # fmt: skip
         self._name, self._labels, self._transport = name, dict(labels or {}), transport
-        self._facts = agents.here(name, labels)
+        self._facts = agents.local_facts(name, labels)
 
     def facts(self) -> Facts:
         """Return the facts of such a subprocess."""
@@ -74,7 +74,7 @@ class OwnProcess:
         threads = manifest.software.threads
         thread_variables = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         try:
-            process = processes.Asked(
+            process = processes.WorkerProcess(
                 _CODE, str(os.getpid()),
                 env={**processes.environment(), **thread_variables, **manifest.software.environment},
             )  # fmt: skip
@@ -104,7 +104,7 @@ class OwnProcess:
         raise ManifestError(f"the process that evaluated {manifest.title} ended on its own ({processes.ending(code)})")
 
 
-def _next_line(process: processes.Asked, progress: Progress, last: Sequence[Any]) -> bytes:
+def _next_line(process: processes.WorkerProcess, progress: Progress, last: Sequence[Any]) -> bytes:
     """Return the next line of a subprocess; empty if it ended or is silent.
 
     Args:
@@ -158,7 +158,7 @@ def work(parent: int, answers: int) -> None:
         try:
             manifest = reading.of_plain(request["manifest"]).manifest
             options = Options(**{**request["options"], "store": Path(request["options"]["store"])})
-            facts = agents.here(request["name"], request["labels"])
+            facts = agents.local_facts(request["name"], request["labels"])
             result_dir = running.evaluate(
                 manifest, Path(request["folder"]), options, facts, progress, request["transport"]
             )

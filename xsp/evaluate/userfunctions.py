@@ -53,7 +53,7 @@ class UserFunction:
         self._ways_ns: list[int] = []
         file, _, name = given.function.rpartition(":")
         try:
-            self._process: processes.Asked | None = processes.Asked(_CODE, str(os.getpid()))
+            self._process: processes.WorkerProcess | None = processes.WorkerProcess(_CODE, str(os.getpid()))
         except OSError as error:
             raise ManifestError(f"{self._place}: its process cannot be started ({error})") from error
         request = {"file": str((folder / file).resolve()), "name": name, "folder": str(folder.resolve())}

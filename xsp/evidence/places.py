@@ -136,7 +136,7 @@ def _is_within(path: Path, root: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    return rundir.is_one(folder) and not _is_set(folder)
+    return rundir.is_run_directory(folder) and not _is_set(folder)
 
 
 def _is_set(folder: Path) -> bool:

@@ -58,7 +58,7 @@ class Reader:
         """Start nothing yet."""
         self._arguments = (json.dumps(list(paths)), str(most_bytes))
         self._seconds = seconds
-        self._process: processes.Asked | None = None
+        self._process: processes.WorkerProcess | None = None
         self._folder: str | None = None
 
     @property
@@ -92,12 +92,12 @@ class Reader:
             if not answered:
                 self.end()
 
-    def _started(self) -> processes.Asked:
+    def _started(self) -> processes.WorkerProcess:
         if self._process is None or self._process.has_ended():
             self.end()
             self._folder = tempfile.mkdtemp(prefix="xsp-mcp-")  # a killed process leaves its imported traces here
             env = processes.environment() | {"TMPDIR": self._folder}
-            self._process = processes.Asked(START, *self._arguments, stderr=None, env=env)
+            self._process = processes.WorkerProcess(START, *self._arguments, stderr=None, env=env)
         return self._process
 
     def end(self) -> None:

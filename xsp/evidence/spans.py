@@ -19,7 +19,7 @@ _LONGEST_JSON = 20_000
 """Maximum number of characters of a JSON column; longer values are shown as text, and cut."""
 
 
-def under(trace: Trace, source: Mapping[str, Any], span_id: str, first: int, limit: int) -> Document:
+def with_relatives(trace: Trace, source: Mapping[str, Any], span_id: str, first: int, limit: int) -> Document:
     """Return a span (role `itself`), its ancestors (`around`, the innermost first) and its children (`child`).
 
     The merged step, whose times exclude the cost of profiling, is searched first, then the recorded steps.

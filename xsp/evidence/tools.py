@@ -220,7 +220,7 @@ def _compare(tools: Tools, arguments: Mapping[str, Any]) -> Document:
 
 def _spans(tools: Tools, arguments: Mapping[str, Any]) -> Document:
     trace, place = tools.trace(arguments)
-    return spans.under(trace, source(trace, place), arguments["id"], *_page(arguments))
+    return spans.with_relatives(trace, source(trace, place), arguments["id"], *_page(arguments))
 
 
 _OF_A_RUN = {"run": _RUN, "kind": _KIND}

@@ -1,6 +1,7 @@
 """The worker process that reads runs and answers questions in lines of JSON, so that a long question can be ended.
 
-The server (`xsp.evidence.server`) starts it with `xsp.processes.Asked`, and communicates with the client itself.
+The server (`xsp.evidence.server`) starts it with `xsp.processes.WorkerProcess`, and communicates with the client
+itself.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import duckdb
 from xsp import table
 from xsp.exporters import traceevents, tracks
 from xsp.exporters.contract import Choice, Written, check_steps, whole
-from xsp.exporters.tracks import Placed, Track
+from xsp.exporters.tracks import Track, TrackLayout
 from xsp.run import Device
 from xsp.samples.nvml import HELD, MASK
 from xsp.schema import Column
@@ -154,7 +154,7 @@ def _base(con: duckdb.DuckDBPyConnection) -> int:
     return int(first) // _SECOND * _SECOND
 
 
-def _head(trace: Trace, layout: Placed, base: int) -> str:
+def _head(trace: Trace, layout: TrackLayout, base: int) -> str:
     """Return the file up to its first event; of the run, only the fields that Kineto has."""
     ranks = sorted({track.rank for track in layout.tracks})
     head: dict[str, Any] = {

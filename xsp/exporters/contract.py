@@ -81,7 +81,7 @@ def whole(path: Path) -> Iterator[IO[str]]:
         OutputError: the file cannot be written; an existing file is unchanged.
     """
     try:
-        with atomic.written(path) as temporary, open(temporary, "wb") as file, _text(file, path) as text:
+        with atomic.replacing(path) as temporary, open(temporary, "wb") as file, _text(file, path) as text:
             yield text
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error}); choose another file") from error

@@ -82,7 +82,7 @@ class _Open(NamedTuple):
 
 
 @dataclass
-class Placed:
+class TrackLayout:
     """The tracks of the spans in the view `placed`, and the numbers of spans that were changed so that they nest."""
 
     tracks: list[Track]
@@ -105,7 +105,7 @@ class Placed:
         return Written(self.spans - (0 if memory else self.changes_of_memory), Counter(changed))
 
 
-def place(con: duckdb.DuckDBPyConnection, source: str, steps: Sequence[int] | None = None) -> Placed:
+def place(con: duckdb.DuckDBPyConnection, source: str, steps: Sequence[int] | None = None) -> TrackLayout:
     """Make the view `placed`: the spans of a source, their `track`, and drawn start and duration, `at_ns` and `for_ns`.
 
     Args:
@@ -129,7 +129,7 @@ def place(con: duckdb.DuckDBPyConnection, source: str, steps: Sequence[int] | No
         FROM timed_spans LEFT JOIN homes USING (trace_id, span_id)
         """
     )
-    layout = Placed(_tracks(con))
+    layout = TrackLayout(_tracks(con))
     [(layout.spans, layout.changes_of_memory, total)] = con.execute(
         f"""
         SELECT count(*) FILTER (start_ns + dur_ns IS NOT NULL),
@@ -189,7 +189,7 @@ def _tracks(con: duckdb.DuckDBPyConnection) -> list[Track]:
     return tracks
 
 
-def _nest(con: duckdb.DuckDBPyConnection, layout: Placed) -> None:
+def _nest(con: duckdb.DuckDBPyConnection, layout: TrackLayout) -> None:
     """Make the table `moved` of the spans that do not nest at their recorded places."""
     table.create(con, "moves", _MOVES)
     rows = con.execute(

@@ -13,8 +13,8 @@ from math import isinf, prod
 from typing import Any
 
 from xsp.graph.draft import Draft, Step
-from xsp.graph.node import Call, NodeKind, Origin, Phase, Tensor, contiguous, laid, permuted, strides
-from xsp.graph.rules import Found
+from xsp.graph.node import Call, NodeKind, Origin, Phase, Tensor, contiguous, permuted, strides, tensor_with_strides
+from xsp.graph.rules import Finding
 
 SOFTMAX = ("softmax", "_softmax", "special_softmax", "_safe_softmax")
 PRODUCTS = ("matmul", "bmm", "einsum", "linalg_matmul")
@@ -43,7 +43,7 @@ class _Pattern:
     """Query, and key with its last dimensions in the order length, width."""
 
 
-def attention(draft: Draft) -> Iterator[Found]:
+def attention(draft: Draft) -> Iterator[Finding]:
     """Replace hand-written attention by one call of `scaled_dot_product_attention`."""
     for number in list(draft.order):
         if number in draft.steps and draft.steps[number].op in SOFTMAX and number in set(draft.order):
@@ -61,7 +61,7 @@ class _Attention:
         self.seen = _Pattern()
         self.added: list[int] = []
 
-    def replaced(self) -> Found | None:
+    def replaced(self) -> Finding | None:
         """Replace the attention; return None if it is not attention or cannot be replaced."""
         step = self.draft.steps[self.softmax]
         shape = step.call.outputs[0].shape or ()
@@ -80,7 +80,7 @@ class _Attention:
         unread = self.draft.sweep()
         masked = "" if seen.mask is None else ", mask"
         message = f"attention written out (product{masked}, softmax, product): one scaled_dot_product_attention does it"
-        return Found("attention", (*calls, *unread), (), tuple(self.added), message)
+        return Finding("attention", (*calls, *unread), (), tuple(self.added), message)
 
     # --- finding ------------------------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class _Attention:
         ):
             return None
         if len(shape) < 2:  # the fused kernels need at least two dimensions
-            expanded = laid(
+            expanded = tensor_with_strides(
                 tensor.dtype, (*(1,) * (2 - len(shape)), *shape), (*(0,) * (2 - len(shape)), *strides(tensor))
             )
             call = Call("aten::expand", (("self", tensor), ("size", expanded.shape), ("implicit", False)), (expanded,))
@@ -354,7 +354,7 @@ class _Attention:
             return origin, tensor
         if len(shape) != 3 or shape[0] != prod(batch):
             return None
-        view = laid(
+        view = tensor_with_strides(
             tensor.dtype,
             (*batch, *shape[-2:]),
             (*(stride[0] * step for step in contiguous(batch)), *stride[-2:]),

@@ -69,7 +69,7 @@ def named(spec: str, settings: Settings) -> Graph:
             return files.from_plain(json.loads(text))
     graph = _captured(spec, settings)
     if conditions is not None:
-        cached.keep(KIND, conditions, json.dumps(files.to_plain(graph), separators=(",", ":")))
+        cached.store(KIND, conditions, json.dumps(files.to_plain(graph), separators=(",", ":")))
     return graph
 
 
@@ -149,7 +149,7 @@ def _ready(name: str, built: Built, settings: Settings, device: str) -> _Step:
     if device == "cpu":
         check_memory(built.model)
     settings = replace(settings, device=device)
-    built = models.placed(name, built, settings)
+    built = models.on_device(name, built, settings)
     return _Step(models.step_of(built, settings), built)
 
 
@@ -165,7 +165,7 @@ def _climb(name: str, settings: Settings, rungs: dict[str, Callable[[], _Step | 
             cause = error.__cause__
             if isinstance(error, ModelError) and (cause is None or isinstance(cause, (ImportError, SyntaxError))):
                 raise
-            problems.append(Problem(rung, said(error)))
+            problems.append(Problem(rung, describe_error(error)))
     rungs_by_reason: dict[str, list[str]] = {}
     for problem in problems:
         rungs_by_reason.setdefault(problem.reason, []).append(problem.where)
@@ -309,7 +309,7 @@ def _free_bytes() -> int | None:
         return None
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return class, first sentence and place of an error; of a `GraphError` only the sentence."""
     root = error.__cause__ or error
     first = (str(root).strip().split("\n")[0].split(". ")[0] or "no message").rstrip(".")[:200]

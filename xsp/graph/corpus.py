@@ -88,7 +88,7 @@ def rows(out: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def place(out: Path, spec: str) -> Path:
+def graph_path(out: Path, spec: str) -> Path:
     """Return the path of a model's graph in a corpus."""
     source, _, name = (
         "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in part)
@@ -103,8 +103,8 @@ def unique(out: Path, specs: Iterable[str]) -> list[tuple[int, int]]:
 
     nodes, keys, curve = 0, set(), []
     for spec in specs:
-        if place(out, spec).is_file():
-            computing = files.load(place(out, spec)).computing
+        if graph_path(out, spec).is_file():
+            computing = files.load(graph_path(out, spec)).computing
             nodes += len(computing)
             keys |= {node.key for node in computing}
             curve.append((nodes, len(keys)))
@@ -123,7 +123,7 @@ class _Worker:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._process: processes.Asked | None = None
+        self._process: processes.WorkerProcess | None = None
         self._asked = 0
 
     def __enter__(self) -> _Worker:
@@ -141,10 +141,10 @@ class _Worker:
         if self._asked >= MODELS_A_PROCESS:
             self._end()
         if self._process is None:
-            self._process, self._asked = processes.Asked(_CODE), 0
+            self._process, self._asked = processes.WorkerProcess(_CODE), 0
         limit = self.limit_s * (1 if self._asked else 2)
         self._asked += 1
-        path = place(out.resolve(), spec)
+        path = graph_path(out.resolve(), spec)
         path.parent.mkdir(exist_ok=True)
         start = time.monotonic()
         self._process.ask({"spec": spec, "path": str(path), **settings})

@@ -23,7 +23,7 @@ def write(graph: Graph, path: Path | str) -> None:
     """
     text = "\n".join(_lines(graph)) + "\n"
     try:
-        with atomic.written(Path(path)) as temporary:
+        with atomic.replacing(Path(path)) as temporary:
             temporary.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise GraphError(f"{path}: the drawing cannot be written ({error.strerror or error})") from error

@@ -98,7 +98,7 @@ def tensors_in(value: Any) -> int:
     return sum(map(tensors_in, value)) if isinstance(value, tuple) else 0
 
 
-def given(call: Call, tensors: Sequence[Tensor]) -> Call:
+def with_inputs(call: Call, tensors: Sequence[Tensor]) -> Call:
     """Return a call with its inputs replaced by other tensors, in order."""
     remaining = iter(tensors)
 

@@ -67,7 +67,7 @@ def _first_export(name: str, settings: Settings, ways: Mapping[str, Callable[[],
             built = make()
             if device == "cpu":
                 captured.check_memory(built.model)
-            built = models.placed(name, built, replace(settings, device=device))
+            built = models.on_device(name, built, replace(settings, device=device))
             with program.quiet(), contextlib.redirect_stderr(io.StringIO()):  # it prints the graph at which it failed
                 exported = torch.export.export(built.model.eval(), tuple(built.args), dict(built.kwargs), strict=False)
             graph = program.of(exported, name)
@@ -77,7 +77,7 @@ def _first_export(name: str, settings: Settings, ways: Mapping[str, Callable[[],
         except Exception as error:
             if isinstance(error, ModelError) and (error.__cause__ is None or isinstance(error.__cause__, ImportError)):
                 raise
-            problems.append(Problem(rung, captured.said(error)))
+            problems.append(Problem(rung, captured.describe_error(error)))
     raise GraphError(
         f"{name} cannot be exported ({'; '.join(f'{problem.where}: {problem.reason}' for problem in problems)})"
     )

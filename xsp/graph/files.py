@@ -46,7 +46,7 @@ def save(graph: Graph, path: Path | str) -> None:
     """
     text = json.dumps(to_plain(graph), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     try:
-        with atomic.written(Path(path)) as temporary:
+        with atomic.replacing(Path(path)) as temporary:
             temporary.write_text(text, encoding="ascii")
     except OSError as error:
         raise GraphError(f"{path}: the graph cannot be written ({error.strerror or error})") from error

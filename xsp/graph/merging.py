@@ -8,9 +8,9 @@ from math import prod
 from typing import Any
 
 from xsp.graph import keys
-from xsp.graph.draft import Draft, Prepared, Step, Web, given
-from xsp.graph.node import Call, NodeKind, Origin, Phase, Tensor, contiguous, laid, permuted, strides
-from xsp.graph.rules import Found
+from xsp.graph.draft import Draft, Prepared, Step, Web, with_inputs
+from xsp.graph.node import Call, NodeKind, Origin, Phase, Tensor, contiguous, permuted, strides, tensor_with_strides
+from xsp.graph.rules import Finding
 
 # --- a loop over samples ------------------------------------------------------------------------------------
 
@@ -28,9 +28,9 @@ class _Lane:
         shape, stride = self.sample.shape or (), strides(self.sample)
         if self.rows is None:
             extent = max([prod(shape), *(length * step for length, step in zip(shape, stride, strict=True))])
-            return laid(self.sample.dtype, (count, *shape), (extent, *stride))
+            return tensor_with_strides(self.sample.dtype, (count, *shape), (extent, *stride))
         first = max(prod(shape[1:]), stride[0]) if self.rows == 1 else stride[0]
-        return laid(self.sample.dtype, (count * self.rows, *shape[1:]), (first, *stride[1:]))
+        return tensor_with_strides(self.sample.dtype, (count * self.rows, *shape[1:]), (first, *stride[1:]))
 
 
 SAME = (
@@ -43,7 +43,7 @@ SAME = (
 PARTS = ("split", "split_with_sizes", "chunk", "unbind")
 
 
-def loops(draft: Draft) -> Iterator[Found]:
+def loops(draft: Draft) -> Iterator[Finding]:
     """Replace equal calls on the samples of a batch, whose results are then joined, by calls on the whole batch."""
     for number in list(draft.order):
         end = draft.steps[number]
@@ -67,7 +67,7 @@ class _Loop:
         self.leaves: set[int] = set()
         self.sources: set[Origin] = set()
 
-    def replaced(self) -> Found | None:
+    def replaced(self) -> Finding | None:
         """Replace the loop; return None if it is no loop, or a call may not treat samples separately."""
         draft, last = self.draft, self.draft.steps[self.end]
         takes = last.takes
@@ -88,7 +88,7 @@ class _Loop:
         unread = draft.sweep(keep=lambda step: step.computes)
         ops = f"{computing[0].op} and {len(computing) - 1} more" if len(computing) > 1 else computing[0].op
         message = f"{ops}, once for each of {self.count} samples: one call on the whole batch computes the same"
-        return Found("loop", (*calls, self.end, *unread), (), tuple(added), message)
+        return Finding("loop", (*calls, self.end, *unread), (), tuple(added), message)
 
     # --- finding ------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class _Loop:
                 lanes.append(None if entry is None else entry[0])
                 takes.append(origins[0] if entry is None else self._now(origins))
                 tensors.append(tensor if entry is None else entry[0].whole(self.count))
-            call = _batched(given(first.call, tensors), first, lanes, lane, self.count)
+            call = _batched(with_inputs(first.call, tensors), first, lanes, lane, self.count)
             lane_keys = [tuple((number, place) for number in group) for place in range(len(first.call.outputs))]
             outputs = tuple(self.lanes[members][0].whole(self.count) for members in lane_keys)
             step = replace(first, call=replace(call, outputs=outputs), takes=tuple(takes))
@@ -336,7 +336,7 @@ def _batched(call: Call, first: Step, lanes: Sequence[_Lane | None], lane: _Lane
 # --- linear layers on one input -----------------------------------------------------------------------------
 
 
-def joined(draft: Draft) -> Iterator[Found]:
+def joined(draft: Draft) -> Iterator[Finding]:
     """Replace several linear layers on one input by one with joined weights."""
     groups: dict[Any, list[int]] = {}
     for number in draft.order:
@@ -352,7 +352,7 @@ def joined(draft: Draft) -> Iterator[Found]:
                 yield found
 
 
-def _joined(draft: Draft, web: Web, numbers: list[int]) -> Found | None:
+def _joined(draft: Draft, web: Web, numbers: list[int]) -> Finding | None:
     steps = [draft.steps[number] for number in numbers]
     weights = [draft.steps[number].takes[1:] for number in numbers]
     lasting = all(
@@ -373,10 +373,13 @@ def _joined(draft: Draft, web: Web, numbers: list[int]) -> Found | None:
     source = steps[0].call.inputs[0]
     output = Tensor(steps[0].call.outputs[0].dtype, (*(source.shape or ())[:-1], sum(rows)))
     readings = _Readings(draft, web)
-    parts = [laid(output.dtype, (*(output.shape or ())[:-1], width), contiguous(output.shape or ())) for width in rows]
+    parts = [
+        tensor_with_strides(output.dtype, (*(output.shape or ())[:-1], width), contiguous(output.shape or ()))
+        for width in rows
+    ]
     if not all(readings.lie((number, 0), tensor) for number, tensor in zip(numbers, parts, strict=True)):
         return None
-    call = replace(given(steps[0].call, [source, *parameters]), outputs=(output,))
+    call = replace(with_inputs(steps[0].call, [source, *parameters]), outputs=(output,))
     merged = draft.add(replace(steps[0], call=call, takes=(steps[0].takes[0], *prepared)), numbers[0])
     split_call = Call("aten::split_with_sizes", (("self", output), ("split_sizes", rows), ("dim", -1)), tuple(parts))
     split = draft.add(
@@ -387,7 +390,7 @@ def _joined(draft: Draft, web: Web, numbers: list[int]) -> Found | None:
     draft.read_instead({(number, 0): (split, place) for place, number in enumerate(numbers)})
     draft.remove(numbers)
     message = f"{len(rows)} linear layers on one input: one layer with concatenated weights computes the same"
-    return Found("joined", (*numbers, *removed), (), (merged, split, *added), message)
+    return Finding("joined", (*numbers, *removed), (), (merged, split, *added), message)
 
 
 class _Readings:
@@ -405,7 +408,7 @@ class _Readings:
             inputs = [
                 tensor if taken == origin else current for taken, current in zip(step.takes, call.inputs, strict=True)
             ]
-            call = given(call, inputs)
+            call = with_inputs(call, inputs)
             if step.kind is NodeKind.VIEW:
                 view = _viewed(step, tensor)
                 if view is None:
@@ -442,5 +445,5 @@ def _viewed(step: Step, tensor: Tensor) -> Tensor | None:
         return permuted(tensor, [dim % len(before) for dim in order])
     if step.op in ("view", "reshape", "unflatten") and after[: len(before) - 1] == before[:-1]:
         last_strides = [stride * strides(tensor)[-1] for stride in contiguous(after[len(before) - 1 :])]
-        return laid(tensor.dtype, after, (*strides(tensor)[:-1], *last_strides))
+        return tensor_with_strides(tensor.dtype, after, (*strides(tensor)[:-1], *last_strides))
     return tensor if step.op in ("dropout", "to", "detach", "alias") and before == after else None

@@ -134,7 +134,7 @@ class Tensor:
 def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """Return a tensor with its dimensions in another order."""
     shape, stride = tensor.shape or (), strides(tensor)
-    return laid(tensor.dtype, [shape[dim] for dim in order], [stride[dim] for dim in order])
+    return tensor_with_strides(tensor.dtype, [shape[dim] for dim in order], [stride[dim] for dim in order])
 
 
 def strides(tensor: Tensor) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(steps)
 
 
-def laid(dtype: str | None, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+def tensor_with_strides(dtype: str | None, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
     """Return a tensor by its strides, which become None if it is contiguous; dimensions of length 1 are ignored."""
     expected = contiguous(shape)
     is_contiguous = 0 in shape or all(

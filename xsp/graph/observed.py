@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from xsp.errors import GraphError, TraceError
 from xsp.graph import keys
-from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, laid
+from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, tensor_with_strides
 from xsp.graph.told import TYPES, TYPES_BY_NUMBER
 from xsp.graph.values import Flow
 from xsp.importers.jsonstream import elements
@@ -61,7 +61,7 @@ def load(path: Path) -> Graph:
     )
 
 
-def as_told(call: Call) -> Call:
+def as_trace_reports(call: Call) -> Call:
     """Return a captured call as an execution trace would report it: numbers have six decimals, and a number that
     becomes a tensor (`x * 0.5`) has only its type."""
     return replace(
@@ -209,7 +209,7 @@ def _tensor_record(value: Any, shape: Any, kind: str, stride: Any) -> _TensorRec
     if sizes is None or strides is None or len(sizes) != len(strides):
         tensor = Tensor(dtype, sizes)
     else:
-        tensor = laid(dtype, sizes, strides)
+        tensor = tensor_with_strides(dtype, sizes, strides)
     return _TensorRecord(number, storage, count * size, tensor)
 
 

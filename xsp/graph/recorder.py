@@ -371,7 +371,7 @@ class Recorder(TorchDispatchMode):
             for value in vars(submodule).values():
                 if isinstance(value, torch.ScriptObject) and ("object", id(value)) not in self._counted:
                     self._counted.add(("object", id(value)))
-                    tensors = held_by(value)
+                    tensors = tensors_in(value)
                     self._held.append(tensors)
                     for number, tensor in enumerate(tensors):
                         size = tensor.numel() * tensor.element_size()
@@ -429,7 +429,7 @@ def memory_of(tensor: Any) -> Hashable | None:
     return (*location, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def held_by(value: Any) -> list[Any]:
+def tensors_in(value: Any) -> list[Any]:
     """Return the tensors in an object of the framework, such as the packed weights of a quantised layer, each once."""
     try:
         content = value.unpack() if hasattr(value, "unpack") else value.__getstate__()
@@ -442,7 +442,7 @@ def held_by(value: Any) -> list[Any]:
 def _tensors_in(content: Any) -> Iterator[Any]:
     """Yield the tensors in the content of an object, also those of objects in it, as a recurrent cell has them."""
     if isinstance(content, torch.ScriptObject):
-        yield from held_by(content)
+        yield from tensors_in(content)
     elif isinstance(content, (tuple, list)):
         for element in content:
             yield from _tensors_in(element)
@@ -470,5 +470,5 @@ def argument(value: Any) -> Any:
         return value
     if isinstance(value, torch.ScriptObject):
         kind: Any = value._type()
-        return f"{OBJECT}{kind.name()} of {', '.join(map(_summary, held_by(value)))}".removesuffix(" of ")
+        return f"{OBJECT}{kind.name()} of {', '.join(map(_summary, tensors_in(value)))}".removesuffix(" of ")
     return str(value).removeprefix("torch.")

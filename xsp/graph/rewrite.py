@@ -28,11 +28,11 @@ from xsp.graph import attention, merging, rules
 from xsp.graph.draft import Draft, Prepared
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Origin
-from xsp.graph.rules import Found
+from xsp.graph.rules import Finding
 from xsp.graph.text import amount
 from xsp.scrub import plain
 
-RULES: Mapping[str, Callable[[Draft], Iterator[Found]]] = {
+RULES: Mapping[str, Callable[[Draft], Iterator[Finding]]] = {
     "dead": rules.dead,
     "equal": rules.equal,
     "cast": rules.casts,
@@ -119,7 +119,7 @@ def of(graph: Graph, only: Iterable[str] = RULES) -> Rewritten:
     )
 
 
-def _change(draft: Draft, finding: Found, places: Mapping[int, int]) -> Change:
+def _change(draft: Draft, finding: Finding, places: Mapping[int, int]) -> Change:
     original = len(draft.graph.nodes)
     removed = tuple(sorted(number for number in finding.removed if number < original))
     return Change(

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from xsp.graph import keys
-from xsp.graph.draft import Draft, Prepared, Step, Web, given
+from xsp.graph.draft import Draft, Prepared, Step, Web, with_inputs
 from xsp.graph.node import NodeKind, Origin, Phase, Tensor, permuted
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """A change by a rule at one place of a draft, with the numbers of calls in the draft."""
 
     rule: str
@@ -27,7 +27,7 @@ class Found:
 # --- dead -------------------------------------------------------------------------------------------------
 
 
-def dead(draft: Draft) -> Iterator[Found]:
+def dead(draft: Draft) -> Iterator[Finding]:
     """Remove calls whose results are not read, module by module."""
     unread = draft.sweep()
     by_module: dict[str, list[int]] = defaultdict(list)
@@ -36,7 +36,7 @@ def dead(draft: Draft) -> Iterator[Found]:
     for numbers in by_module.values():
         ops = _names([draft.steps[number] for number in numbers if draft.steps[number].computes])
         if ops:
-            yield Found("dead", tuple(numbers), (), (), f"the result of {ops} is never read")
+            yield Finding("dead", tuple(numbers), (), (), f"the result of {ops} is never read")
 
 
 def _names(steps: Sequence[Step]) -> str:
@@ -52,7 +52,7 @@ def _names(steps: Sequence[Step]) -> str:
 # --- equal ------------------------------------------------------------------------------------------------
 
 
-def equal(draft: Draft) -> Iterator[Found]:
+def equal(draft: Draft) -> Iterator[Finding]:
     """Remove calls that repeat an earlier call on the same values."""
     web = draft.web()
     seen: dict[Any, int] = {}
@@ -86,7 +86,7 @@ def equal(draft: Draft) -> Iterator[Found]:
         first_module = draft.steps[group[0][0]].module
         location = f" in {first_module}" if first_module and first_module != module else ""
         message = f"{ops} computes again a result that was computed before{location}"
-        yield Found(
+        yield Finding(
             "equal", (*views, *(number for _, number in group)), tuple(first for first, _ in group), (), message
         )
         views = ()
@@ -112,7 +112,7 @@ def _same(draft: Draft, web: Web, first: int, second: int) -> bool:
 # --- copies -----------------------------------------------------------------------------------------------
 
 
-def copies(draft: Draft) -> Iterator[Found]:
+def copies(draft: Draft) -> Iterator[Finding]:
     """Remove copies that are not written to, if the readers of a copy can read the original."""
     while True:
         change = _copy(draft) or _copy_of_copy(draft)
@@ -121,7 +121,7 @@ def copies(draft: Draft) -> Iterator[Found]:
         yield change
 
 
-def _copy(draft: Draft) -> Found | None:
+def _copy(draft: Draft) -> Finding | None:
     web = draft.web()
     for number in draft.order:
         step = draft.steps[number]
@@ -132,7 +132,7 @@ def _copy(draft: Draft) -> Found | None:
         draft.read_instead({(number, 0): step.takes[0]})
         draft.remove([number])
         unread = draft.sweep()
-        return Found(
+        return Finding(
             "copy", (number, *unread), (), (), f"neither the copy that {step.op} makes nor its original is written to"
         )
     return None
@@ -162,7 +162,7 @@ def _stands_for(draft: Draft, web: Web, source: Origin, target: Origin) -> bool:
 PERMUTES = ("transpose", "permute", "t", "swapaxes", "swapdims", "numpy_T", "adjoint")
 
 
-def _copy_of_copy(draft: Draft) -> Found | None:
+def _copy_of_copy(draft: Draft) -> Finding | None:
     """Make a copy read the source of the preceding copy; only permutations may be in between."""
     web = draft.web()
     for number in draft.order:
@@ -197,16 +197,16 @@ def _copy_of_copy(draft: Draft) -> Found | None:
             tensor_after = _permuted(step, tensor)
             if tensor_after is None:
                 break
-            call = replace(given(step.call, [tensor]), outputs=(tensor_after,))
+            call = replace(with_inputs(step.call, [tensor]), outputs=(tensor_after,))
             added.append(draft.add(replace(step, call=call, takes=(current,)), number))
             tensor, current = tensor_after, (added[-1], 0)
         else:
-            call = given(last.call, [tensor])
+            call = with_inputs(last.call, [tensor])
             added.append(draft.add(replace(last, call=call, takes=(current,)), number))
             draft.read_instead({(number, 0): (added[-1], 0)})
             removed = (origin[0], *chain, number)
             draft.remove(removed)
-            return Found("copy", removed, (), tuple(added), f"{last.op} copies what {first.op} has just copied")
+            return Finding("copy", removed, (), tuple(added), f"{last.op} copies what {first.op} has just copied")
         draft.remove(added)
     return None
 
@@ -250,7 +250,7 @@ def holds(wide: str | None, narrow: str | None) -> bool:
     return narrow in _INTEGERS and wide in _FLOATS and _FLOATS[wide][1] + 1 >= _INTEGERS[narrow][1]
 
 
-def casts(draft: Draft) -> Iterator[Found]:
+def casts(draft: Draft) -> Iterator[Finding]:
     """Remove casts there and back; then narrow computation in float64 between two casts to float32."""
     while (found := _there_and_back(draft)) is not None:
         yield found
@@ -265,7 +265,7 @@ def _casts(step: Step | None) -> bool:
     return step.call.inputs[0].dtype != step.call.outputs[0].dtype
 
 
-def _there_and_back(draft: Draft) -> Found | None:
+def _there_and_back(draft: Draft) -> Finding | None:
     web = draft.web()
     for number in draft.order:
         second = draft.steps[number]
@@ -283,11 +283,11 @@ def _there_and_back(draft: Draft) -> Found | None:
         draft.remove([number])
         changes = None if holds(wide, narrow) else f"values are no longer rounded to {wide}"
         message = f"cast from {narrow} to {wide} and back"
-        return Found("cast", (number, *draft.sweep()), (), (), message, changes)
+        return Finding("cast", (number, *draft.sweep()), (), (), message, changes)
     return None
 
 
-def _in_float64(draft: Draft, tried: set[int]) -> Found | None:
+def _in_float64(draft: Draft, tried: set[int]) -> Finding | None:
     for number in draft.order:
         step = draft.steps[number]
         if number in tried or not _casts(step) or step.call.outputs[0].dtype != WIDE:
@@ -342,7 +342,7 @@ class _Region:
                 pending += self.web.readers.get((number, place), [])
         return bool(self.outs) and any(self.draft.steps[number].call.inputs[0].dtype in _FLOATS for number in self.ins)
 
-    def narrowed(self) -> Found | None:
+    def narrowed(self) -> Finding | None:
         """Replace the calls by the same calls in float32; return None if the layout of a tensor would change."""
         draft = self.draft
         region = [number for number in draft.order if number in self.ins | self.inside | self.outs]
@@ -373,9 +373,9 @@ class _Region:
         draft.remove(region)
         computing = [draft.steps[number] for number in region if number in self.inside and draft.steps[number].computes]
         if not computing:
-            return Found("cast", tuple(region), (), tuple(added), "cast to float64 and back")
+            return Finding("cast", tuple(region), (), tuple(added), "cast to float64 and back")
         message = f"casts to float64 and back, around {_names(computing)}"
-        return Found("cast", tuple(region), (), tuple(added), message, "computed in float32 instead of float64")
+        return Finding("cast", tuple(region), (), tuple(added), message, "computed in float32 instead of float64")
 
 
 def _narrow(tensor: Tensor) -> Tensor:
@@ -396,7 +396,7 @@ NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_trainin
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution")
 
 
-def norms(draft: Draft) -> Iterator[Found]:
+def norms(draft: Draft) -> Iterator[Finding]:
     """Fold batch norms in evaluation into the preceding convolution or linear layer."""
     web = draft.web()
     for number in list(draft.order):
@@ -421,7 +421,7 @@ def norms(draft: Draft) -> Iterator[Found]:
         place = norm.takes[0][0]
         added = _folded(draft, place, number, (weight, bias, scale, shift, mean, variance))
         message = f"batch norm in evaluation mode, which can be folded into the weights of the {preceding.op} before it"
-        yield Found("norm", (place, number), (), (added,), message)
+        yield Finding("norm", (place, number), (), (added,), message)
 
 
 def _folds(preceding: Step, norm: Step) -> bool:

@@ -24,7 +24,7 @@ Times = Mapping[int, float]
 
 
 @dataclass(frozen=True)
-class Placed:
+class Slot:
     """The time and the cores at which a node runs in a schedule."""
 
     node: int
@@ -36,7 +36,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Together:
+class Totals:
     """The total time of a graph's nodes, in the unit of their times."""
 
     sequential: float
@@ -46,12 +46,10 @@ class Together:
 
     machine: float
     schedule: float
-    placed: tuple[Placed, ...]
+    placed: tuple[Slot, ...]
 
 
-def together(
-    data: Sequence[Sequence[int]], every: Sequence[Sequence[int]], times: Sequence[Times], cores: int
-) -> Together:
+def totals(data: Sequence[Sequence[int]], every: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> Totals:
     """Return the total times of nodes; each node is as fast as possible with the threads that it may have.
 
     Args:
@@ -65,7 +63,7 @@ def together(
     parallel, path = paths.longest(data, best)
     work = sum(min(threads * time for threads, time in node_times.items()) for node_times in fitting)
     placed = min((list_schedule(every, choice, cores) for choice in (fitting, _economical(fitting))), key=_end)
-    return Together(
+    return Totals(
         sequential=sum(best),
         parallel=parallel,
         path=tuple(path),
@@ -81,11 +79,11 @@ def _economical(times: Sequence[Times]) -> list[Times]:
     return [{threads: node_times[threads]} for threads, node_times in zip(cheapest, times, strict=True)]
 
 
-def _end(placed: Sequence[Placed]) -> float:
+def _end(placed: Sequence[Slot]) -> float:
     return max((slot.end for slot in placed), default=0)
 
 
-def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> list[Placed]:
+def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> list[Slot]:
     """Return a schedule: of the ready nodes, the one with the longest path to the end goes first.
 
     A node gets the number of threads with which it ends first, given when the cores become free. Since it never ends
@@ -129,17 +127,17 @@ def _ranks(after: Sequence[Sequence[int]], times: Sequence[Times]) -> list[float
     return rank
 
 
-def _place(node: int, times: Times, ready: float, free: list[tuple[float, int]]) -> Placed:
+def _place(node: int, times: Times, ready: float, free: list[tuple[float, int]]) -> Slot:
     """Place a node where it ends first, and update when the cores become free; the list stays sorted."""
     if not any(times.values()):
-        return Placed(node, ready, ready, 0, None)
+        return Slot(node, ready, ready, 0, None)
     end, threads, start = min(
         ((begin := max(ready, free[threads - 1][0])) + duration, threads, begin) for threads, duration in times.items()
     )
     core = free[0][1]
     free[:threads] = [(end, core) for _, core in free[:threads]]
     free.sort()
-    return Placed(node, start, end, threads, core)
+    return Slot(node, start, end, threads, core)
 
 
 def queued(host: Sequence[float], device: Sequence[float]) -> float:

@@ -92,7 +92,7 @@ def read(
         elif graphs:
             progress(spec, done, len(chosen))
             try:
-                computing = files.load(corpus.place(path, spec)).computing
+                computing = files.load(corpus.graph_path(path, spec)).computing
                 members.append(Member(spec, tuple(node.key for node in computing)))
             except GraphError as error:
                 holes.append((spec, str(error)))

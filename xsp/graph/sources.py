@@ -119,7 +119,7 @@ def check(what: Any, asked: Mapping[str, Any]) -> None:
     Raises:
         UsageError: some of them would have no effect.
     """
-    ineffective = chosen(asked) - taken(what)
+    ineffective = changed_options(asked) - supported_options(what)
     if ineffective:
         name = what if isinstance(what, (str, Path)) else getattr(what, "name", None) or type(what).__name__
         if "sizes" in ineffective:
@@ -128,12 +128,12 @@ def check(what: Any, asked: Mapping[str, Any]) -> None:
         raise UsageError(f"{name} has a fixed step, which {', '.join(flags)} cannot change: omit it")
 
 
-def chosen(asked: Mapping[str, Any]) -> set[str]:
+def changed_options(asked: Mapping[str, Any]) -> set[str]:
     """Return the options that differ from their defaults."""
     return {name for name, default in OPTIONS.items() if name in asked and asked[name] != default}
 
 
-def taken(what: Any) -> frozenset[str]:
+def supported_options(what: Any) -> frozenset[str]:
     """Return the options that affect a source."""
     if isinstance(what, Graph) or hasattr(what, "con") or type(what).__name__ == "ExportedProgram":
         return frozenset()

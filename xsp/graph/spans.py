@@ -155,18 +155,20 @@ def _nodes_among(spans: list[tuple[Any, ...]], *, through_composites: bool) -> l
     return operators
 
 
-def _told(operator: _Operator) -> told.Told | None:
+def _told(operator: _Operator) -> told.CallDescription | None:
     """Return the description of an operator's call from its span; None if it has none."""
     _, _, name, _, shapes, _, _, _, attributes, *_, layer_attributes = operator.span
     try:
         values, layer = (json.loads(text) if text else {} for text in (attributes, layer_attributes))
         parameters = layer.get(PARAMETERS) if isinstance(layer, dict) else None
-        return told.told(name, json.loads(shapes), values, parameters) if shapes and isinstance(values, dict) else None
+        return (
+            told.describe(name, json.loads(shapes), values, parameters) if shapes and isinstance(values, dict) else None
+        )
     except (ValueError, RecursionError):
         return None
 
 
-def _node(operator: _Operator, description: told.Told | None, calls: told.Calls, module: str) -> Node:
+def _node(operator: _Operator, description: told.CallDescription | None, calls: told.Calls, module: str) -> Node:
     _, _, name, phase, shapes, dtype, *_ = operator.span
     phase = Phase(phase) if phase in Phase._value2member_map_ else Phase.FORWARD
     node = calls.of(description) if description is not None else None

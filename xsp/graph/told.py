@@ -34,7 +34,7 @@ VOCABULARY = "aten::"
 
 
 @dataclass(frozen=True)
-class Told:
+class CallDescription:
     """The description of a call in a span: a value for each argument, in the order of the schema."""
 
     op: str
@@ -52,7 +52,7 @@ class Told:
         return tuple(map(_tensors, self.shapes, self.dtypes, self.strides))
 
 
-def told(op: str, shapes: Any, attributes: Mapping[str, Any], parameters: Any = None) -> Told | None:
+def describe(op: str, shapes: Any, attributes: Mapping[str, Any], parameters: Any = None) -> CallDescription | None:
     """Return the description of an operator's call in its span; None if the span has none, or a damaged one.
 
     Args:
@@ -71,7 +71,9 @@ def told(op: str, shapes: Any, attributes: Mapping[str, Any], parameters: Any = 
         return None
     try:
         texts = tuple(_TEXT.findall(parameters)) if isinstance(parameters, str) else ()
-        description = Told(op, overload, _frozen(shapes), _frozen(dtypes), _frozen(strides), _frozen(scalars), texts)
+        description = CallDescription(
+            op, overload, _frozen(shapes), _frozen(dtypes), _frozen(strides), _frozen(scalars), texts
+        )
         hash(description)
         return description if all(tensor is None or _is_valid(tensor) for tensor in description.tensors) else None
     except (TypeError, ValueError, RecursionError):
@@ -108,14 +110,14 @@ class Calls:
     """Runs the calls that spans describe, each distinct call once."""
 
     def __init__(self) -> None:
-        self._known: dict[Told, Node | None] = {}
+        self._known: dict[CallDescription, Node | None] = {}
         self.reasons: dict[str, str] = {}
         """Operator → why a call of it could not be run; one reason per operator."""
 
         self.untold: dict[str, str] = {}
         """Operator → an argument of it that the trace does not record."""
 
-    def of(self, said: Told) -> Node | None:
+    def of(self, said: CallDescription) -> Node | None:
         """Return a node with the call and its effects, as captured; None if the call cannot be run."""
         if said not in self._known:
             try:
@@ -125,7 +127,7 @@ class Calls:
                 self._known[said] = None
         return self._known[said]
 
-    def _run(self, description: Told) -> Node:
+    def _run(self, description: CallDescription) -> Node:
         import torch
 
         from xsp.graph.recorder import Recorder
@@ -175,7 +177,7 @@ def _first_overload(torch: Any, op: str) -> str:
     return "" if "default" in overloads else str(overloads[0])
 
 
-def _operator(torch: Any, description: Told) -> Any:
+def _operator(torch: Any, description: CallDescription) -> Any:
     """Return the overload of an operator.
 
     Raises:
@@ -190,7 +192,7 @@ def _operator(torch: Any, description: Told) -> Any:
     return operator
 
 
-def _value(torch: Any, description: Told, place: int, argument: Any) -> tuple[Any, Any]:
+def _value(torch: Any, description: CallDescription, place: int, argument: Any) -> tuple[Any, Any]:
     """Return the value to pass for an argument, and the value to record in the call if that is different.
 
     Raises:
@@ -258,7 +260,7 @@ TYPES_BY_NUMBER = {
 """ATen's numbers of types → type names."""
 
 
-def described(said: Told) -> Call:
+def described(said: CallDescription) -> Call:
     """Return the call of an operator that cannot be run: the tensors and numbers of its span, without names."""
     arguments: list[tuple[str, Any]] = []
     for place, (tensor, scalar) in enumerate(zip(said.tensors, said.scalars, strict=True)):

@@ -31,7 +31,7 @@ LOOK_UPS = frozenset(
 OVERWRITE = frozenset(f"aten::{name}" for name in traffic.OVERWRITTEN)
 """Operators that write their first tensor without reading it."""
 
-IN_PART = frozenset(f"aten::{name}" for name in traffic.IN_PART)
+IN_PART = frozenset(f"aten::{name}" for name in traffic.PARTIAL_WRITES)
 """Operators that change only the elements of their first tensor that indices select."""
 
 BAGS = frozenset(f"aten::{name}" for name in "embedding_bag _embedding_bag _embedding_bag_forward_only".split())

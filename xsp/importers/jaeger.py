@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from xsp.errors import TraceError
 from xsp.importers import otlp_json
 from xsp.importers.contract import Imported, Losses, RowImporter, is_url, opened, without_credentials
-from xsp.importers.otlp import LARGEST, Part, Reader, Spoken, Unfit
+from xsp.importers.otlp import LARGEST, InvalidSpan, OtlpSpan, Part, Reader
 
 if TYPE_CHECKING:
     from urllib.error import HTTPError
@@ -60,7 +60,7 @@ class Jaeger(RowImporter):
             reader = Reader(losses)
             return Imported(reader.rows(_trace_parts(base, trace_id, reader)), losses, reader.runs)
         with opened(Path(source)) as file:
-            text = otlp_json.whole(file, source)
+            text = otlp_json.read_rest(file, source)
         documents = list(_documents(text, source))
         in_microseconds = any("data" in document for document in documents)
         reader = Reader(losses, unit_ns=1000 if in_microseconds else 1)
@@ -248,17 +248,17 @@ def _ui_parts(trace: Any, place: str) -> Iterator[Part]:
             resource = {**_tags(process.get("tags")), "service.name": process.get("serviceName")}
             tags = _tags(span.get("tags")) if isinstance(span, dict) else {}
             yield Part(resource, str(tags.get("otel.scope.name", "")), [_span(span, tags)])
-        except Unfit as unfit:
+        except InvalidSpan as unfit:
             yield Part({}, "", [unfit])
 
 
-def _span(span: Any, tags: Mapping[str, Any]) -> Spoken | Unfit:
+def _span(span: Any, tags: Mapping[str, Any]) -> OtlpSpan | InvalidSpan:
     if not isinstance(span, dict):
-        return Unfit("it is not a JSON object")
+        return InvalidSpan("it is not a JSON object")
     start, duration = span.get("startTime"), span.get("duration")
     trace_id, references = _digits(span.get("traceID"), 32), span.get("references") or []
     if not isinstance(start, int) or not isinstance(duration, int) or not isinstance(references, list):
-        return Unfit("its times are missing or not valid")
+        return InvalidSpan("its times are missing or not valid")
     targets = [
         (str(reference.get("refType")), _digits(reference.get("traceID"), 32), _digits(reference.get("spanID"), 16))
         for reference in references
@@ -269,7 +269,7 @@ def _span(span: Any, tags: Mapping[str, Any]) -> Spoken | Unfit:
         for relation in ("CHILD_OF", "FOLLOWS_FROM")
     )
     parents = [*child_of, _digits(span.get("parentSpanID"), 16), *follows_from]  # the order in which Jaeger looks
-    return Spoken(
+    return OtlpSpan(
         trace_id=trace_id,
         span_id=_digits(span.get("spanID"), 16),
         parent_id=next(filter(None, parents), None),
@@ -293,11 +293,11 @@ def _tags(tags: Any) -> dict[str, Any]:
     if tags is None:
         return {}
     if not isinstance(tags, list):
-        raise Unfit("its tags are not a list")
+        raise InvalidSpan("its tags are not a list")
     attributes = {}
     for tag in tags:
         if not isinstance(tag, dict) or not isinstance(tag.get("key"), str):
-            raise Unfit("one of its tags has no key")
+            raise InvalidSpan("one of its tags has no key")
         attributes[tag["key"]] = _tag(tag.get("type"), tag.get("value"))
     return attributes
 

@@ -15,7 +15,7 @@ import duckdb
 from xsp.errors import TraceError
 from xsp.importers import claims, kineto_counters, kineto_rows, kineto_whole, traceevents
 from xsp.importers.contract import Losses, Seen, TableImporter
-from xsp.importers.kineto_rows import whole
+from xsp.importers.kineto_rows import parse_integer
 
 MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"', b"PyTorch Profiler",
          b"ProfilerStep#", b'"cpu_op"', b'"python_function"', b'"ac2g"', b'"aten::')  # fmt: skip
@@ -46,7 +46,7 @@ class Kineto(TableImporter):
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
         run = _run(envelope.keys)
         counters = kineto_counters.attach(con, run["machine"]["device_properties"], losses)
-        base_ns = whole(envelope.keys.get(kineto_rows.BASE)) or 0
+        base_ns = parse_integer(envelope.keys.get(kineto_rows.BASE)) or 0
         kineto_whole.finish(con, base_ns - rows.base_ns, losses)
         losses.spans = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
         if not losses.spans:
@@ -76,9 +76,9 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
             "versions": {key: keys[key] for key in sorted(keys) if re.search("version", key) and _is_plain(keys[key])},
         },
     }
-    if (rank := whole(distributed.get("rank"), below=1 << 31)) is not None:  # the range of the column
+    if (rank := parse_integer(distributed.get("rank"), below=1 << 31)) is not None:  # the range of the column
         run["rank"] = rank
-    if (size := whole(distributed.get("world_size"))) is not None:
+    if (size := parse_integer(distributed.get("world_size"))) is not None:
         run["world_size"] = size
     if isinstance(distributed.get("backend"), str):
         run["backend"] = distributed["backend"]
@@ -87,7 +87,7 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
 
 def _device(properties: dict[str, Any]) -> dict[str, Any]:
     keys = ("numSms", "totalGlobalMem", "computeMajor", "computeMinor", "warpSize")
-    return claims.device(str(properties.get("name", ""))[:256], *(whole(properties.get(key)) for key in keys))
+    return claims.device(str(properties.get("name", ""))[:256], *(parse_integer(properties.get(key)) for key in keys))
 
 
 def _is_plain(value: Any) -> bool:

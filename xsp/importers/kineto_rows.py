@@ -303,7 +303,7 @@ _RANGES = f"""
 """
 
 
-BESIDE = {
+OTHER_TABLES = {
     "ranges": "number BIGINT, name VARCHAR, device BIGINT, start_ns BIGINT, dur_ns BIGINT, args VARCHAR",
     "arrows": "id VARCHAR, ph VARCHAR, pid BIGINT, tid BIGINT, ts_ns BIGINT",
     "left_out": "phase VARCHAR, category VARCHAR, number BIGINT",
@@ -350,7 +350,7 @@ _TABLE_QUERIES = {
 """The query on a portion that fills each of the tables other than `seen`."""
 
 
-def whole(value: Any, below: int = FURTHEST) -> int | None:
+def parse_integer(value: Any, below: int = FURTHEST) -> int | None:
     """Return an integer that may be given as text; None if it is not an integer, negative, or too large."""
     try:
         number = int(value) if not isinstance(value, (bool, float)) else -1
@@ -372,9 +372,9 @@ class Rows:
 
     def begin(self, con: duckdb.DuckDBPyConnection, before: Mapping[str, Any]) -> None:
         """Make the tables."""
-        self.base_ns = whole(before.get(BASE)) or 0
+        self.base_ns = parse_integer(before.get(BASE)) or 0
         table.create(con, "seen", SEEN)
-        for name, columns in BESIDE.items():
+        for name, columns in OTHER_TABLES.items():
             con.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
 
     def take(self, con: duckdb.DuckDBPyConnection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import duckdb
 
 from xsp.importers.contract import PYTHON_FRAMES, Losses
-from xsp.importers.kineto_rows import BESIDE, STEP
+from xsp.importers.kineto_rows import OTHER_TABLES, STEP
 from xsp.schema import Kind, Level
 
 LEFT_OUT = {
@@ -36,7 +36,7 @@ def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> Non
     _remove_duplicates(con, losses)
     if shift_ns:
         con.execute(f"UPDATE seen SET start_ns = start_ns + {shift_ns}")
-    for name in set(BESIDE) - {"operators"}:
+    for name in set(OTHER_TABLES) - {"operators"}:
         con.execute(f"DROP TABLE {name}")
 
 

@@ -37,7 +37,7 @@ BACKWARD = r"(Backward\d*|Backwards|AccumulateGrad|GraphRoot)$|^autograd::engine
 
 _STEP = r"((train|training|eval|inference|global|decode|prefill)[ _-]?)?(step|iter|iteration)"
 NUMBERED = rf"(?i)^(ProfilerStep|batch|{_STEP})[ _#:=-]*\d+\*?$"
-SAID = r"(?i)(^|[ _,])(step|iter|iteration)\s?=\s?\d+"
+STEP_ASSIGNMENT = r"(?i)(^|[ _,])(step|iter|iteration)\s?=\s?\d+"
 BARE = f"(?i)^{_STEP}$"
 
 PHASES = {
@@ -187,7 +187,7 @@ _CALLS = f"""
 _STEPS = f"""
     WITH marked AS (
         SELECT * FROM nsys_ranges WHERE role = 'user' AND thread IS NOT NULL AND (
-            {_matches(NUMBERED)} OR {_matches(SAID)} OR {_matches(BARE)})
+            {_matches(NUMBERED)} OR {_matches(STEP_ASSIGNMENT)} OR {_matches(BARE)})
     ), outermost AS (
         SELECT *, coalesce(max(end_ns) OVER inside, start_ns) > start_ns AS within FROM marked
         WINDOW inside AS (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC

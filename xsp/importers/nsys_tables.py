@@ -136,7 +136,7 @@ class Export:
                 csv.writer(file).writerows(rows)
             kinds = ", ".join(f"'{column}': '{kind}'" for column, kind in columns.items())
             con.execute(
-                f"INSERT INTO {into} SELECT * FROM read_csv({table.place(csv_path)}, header = false, "
+                f"INSERT INTO {into} SELECT * FROM read_csv({table.path_literal(csv_path)}, header = false, "
                 f"auto_detect = false, delim = ',', quote = '\"', escape = '\"', nullstr = '', parallel = false, "
                 f"columns = {{{kinds}}})"
             )

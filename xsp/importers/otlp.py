@@ -55,11 +55,11 @@ _COLUMN = {column.attribute: column for column in COLUMNS if column.attribute is
 _CORE_ATTRIBUTES = frozenset({_KIND, _LEVEL, "xsp.duration_ns", "xsp.attributes", TRACE_ID, PARENT_ID, semconv.RUN})
 
 
-class Unfit(ValueError):
+class InvalidSpan(ValueError):
     """A span that cannot become a row; the message is the reason."""
 
 
-class Spoken(NamedTuple):
+class OtlpSpan(NamedTuple):
     """A span with the fields of OTLP: ids in hexadecimal digits, unconverted values."""
 
     trace_id: Any
@@ -82,7 +82,7 @@ class Part(NamedTuple):
 
     resource: Mapping[str, Any]
     scope: str
-    spans: Iterable[Spoken | Unfit]
+    spans: Iterable[OtlpSpan | InvalidSpan]
 
 
 class Reader:
@@ -116,7 +116,7 @@ class Reader:
             for decoded in part.spans:
                 try:
                     span = self._span(part, decoded)
-                except Unfit as unfit:
+                except InvalidSpan as unfit:
                     self.losses.skipped[str(unfit)] += 1
                     continue
                 if span is not None:
@@ -131,8 +131,8 @@ class Reader:
                 "the overview alone does not hold them"
             )
 
-    def _span(self, part: Part, decoded: Spoken | Unfit) -> Span | None:
-        if isinstance(decoded, Unfit):
+    def _span(self, part: Part, decoded: OtlpSpan | InvalidSpan) -> Span | None:
+        if isinstance(decoded, InvalidSpan):
             raise decoded
         trace_id, span_id = _id(_TRACE, decoded.trace_id, "trace"), _id(_SPAN, decoded.span_id, "span")
         is_root = not decoded.parent_id or decoded.parent_id == _NO_SPAN
@@ -140,7 +140,7 @@ class Reader:
         span = Span(trace_id, span_id, parent_id, name=_text(decoded.name), start_ns=_time(decoded.start_ns))
         span = span._replace(dur_ns=_time(decoded.end_ns) - span.start_ns)
         if span.dur_ns < 0:
-            raise Unfit("it ends before it starts")
+            raise InvalidSpan("it ends before it starts")
         if _KIND not in decoded.attributes:
             return self._foreign(part, decoded, span)
         self.links.update(link for link in decoded.links if _TRACE.fullmatch(link))
@@ -149,7 +149,7 @@ class Reader:
             return None
         return self._own(part, decoded, span)
 
-    def _own(self, part: Part, decoded: Spoken, span: Span) -> Span | None:
+    def _own(self, part: Part, decoded: OtlpSpan, span: Span) -> Span | None:
         """Return a span of xsp with its original columns; None if it only stands for others."""
         attributes = decoded.attributes
         count = attributes.get(f"{FOLD}count")
@@ -170,7 +170,7 @@ class Reader:
             elif name not in _CORE_ATTRIBUTES and not name.startswith(_JAEGER_PREFIXES):
                 extra[name] = value
         if (columns.get("step") or 0) < 0:
-            raise Unfit("xsp.step is below 0")
+            raise InvalidSpan("xsp.step is below 0")
         return span._replace(**columns, attributes=_nested(extra))
 
     def _origin(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class Reader:
             origin["parent_id"] = _id(_SPAN, original, "original parent") if original else None
         return origin
 
-    def _foreign(self, part: Part, decoded: Spoken, span: Span) -> Span:
+    def _foreign(self, part: Part, decoded: OtlpSpan, span: Span) -> Span:
         """Return a span of another program."""
         attributes = {
             name: value for name, value in decoded.attributes.items() if not name.startswith(_JAEGER_PREFIXES)
@@ -259,13 +259,13 @@ class Reader:
 def _id(pattern: re.Pattern[str], value: Any, what: str) -> str:
     text = value.lower() if isinstance(value, str) else ""
     if not pattern.fullmatch(text):
-        raise Unfit(f"its {what} id is not valid")
+        raise InvalidSpan(f"its {what} id is not valid")
     return text
 
 
 def _time(value: Any) -> int:
     if not is_count(value) or not 0 < value < FURTHEST:
-        raise Unfit("its times are missing or not valid")
+        raise InvalidSpan("its times are missing or not valid")
     return int(value)
 
 
@@ -276,7 +276,7 @@ def _level(value: Any) -> int:
             return int(level)
     except ValueError:
         pass
-    raise Unfit("its level is not a level of xsp")
+    raise InvalidSpan("its level is not a level of xsp")
 
 
 def _value(name: str, value: Any) -> Any:
@@ -293,13 +293,13 @@ def _value(name: str, value: Any) -> Any:
             return float(value)
     elif isinstance(value, int) and not isinstance(value, bool) and -_RANGE[kind] <= value < _RANGE[kind]:
         return value
-    raise Unfit(f"{name} is not of the type {kind}")
+    raise InvalidSpan(f"{name} is not of the type {kind}")
 
 
 def _text(value: Any) -> str:
     """Return text that can be encoded as UTF-8."""
     if not isinstance(value, str):
-        raise Unfit("its name or one of its texts is not text")
+        raise InvalidSpan("its name or one of its texts is not text")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
@@ -307,7 +307,7 @@ def _nested(attributes: Mapping[str, Any]) -> str | None:
     try:
         return semconv.nested({_text(name): _plain(value) for name, value in attributes.items()})
     except RecursionError:
-        raise Unfit("its attributes are nested too deeply") from None
+        raise InvalidSpan("its attributes are nested too deeply") from None
 
 
 def _plain(value: Any) -> Any:

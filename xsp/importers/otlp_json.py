@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from xsp.errors import TraceError
 from xsp.importers.contract import Imported, Losses, RowImporter, broken, opened
-from xsp.importers.otlp import DEEPEST, LARGEST, Part, Reader, Spoken, Unfit
+from xsp.importers.otlp import DEEPEST, LARGEST, InvalidSpan, OtlpSpan, Part, Reader
 
 _OTLP_START = re.compile(rb'\s*\{[^{}\[\]]*"resource(?:Spans|Metrics|Logs)"\s*:')
 _OTHER_SIGNALS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
@@ -65,7 +65,7 @@ def documents(file: IO[bytes], source: str) -> Iterator[tuple[str, dict[str, Any
             continue
         was_first, is_first = is_first, False
         if was_first and not _ends(text):
-            text += whole(file, source, LARGEST - len(text))
+            text += read_rest(file, source, LARGEST - len(text))
             yield source, parsed(text, source)
             return
         place = f"{source}, line {number}"
@@ -91,7 +91,7 @@ def _line(file: IO[bytes], source: str, number: int) -> bytes:
     return line
 
 
-def whole(file: IO[bytes], source: str, most: int = LARGEST) -> bytes:
+def read_rest(file: IO[bytes], source: str, most: int = LARGEST) -> bytes:
     """Return the rest of a file, if it is not too large to be decoded in memory.
 
     Raises:
@@ -136,24 +136,24 @@ def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
         description = _object(resource.get("resource") or {}, place, "resource")
         try:
             attributes = attributes_of(description.get("attributes"))
-        except Unfit as unfit:
+        except InvalidSpan as unfit:
             raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
         for name, scope_key in _GROUPS.items():
             for group in _list(resource, name, place):
                 group = _object(group, place, f"an item of {name}")
                 scope = _object(group.get(scope_key) or {}, place, scope_key).get("name", "")
                 spans = _list(group, "spans", place)
-                yield Part(attributes, scope if isinstance(scope, str) else "", map(spoken, spans))
+                yield Part(attributes, scope if isinstance(scope, str) else "", map(decode_span, spans))
 
 
-def spoken(span: Any) -> Spoken | Unfit:
+def decode_span(span: Any) -> OtlpSpan | InvalidSpan:
     """Return a decoded span, or the reason why it cannot be decoded."""
     if not isinstance(span, dict):
-        return Unfit("it is not a JSON object")
+        return InvalidSpan("it is not a JSON object")
     status = span.get("status")
     code = status.get("code", 0) if isinstance(status, dict) else 0
     try:
-        return Spoken(
+        return OtlpSpan(
             trace_id=span.get("traceId"),
             span_id=span.get("spanId"),
             parent_id=span.get("parentSpanId"),
@@ -165,10 +165,10 @@ def spoken(span: Any) -> Spoken | Unfit:
             links=tuple(str(link.get("traceId")) for link in span.get("links") or () if isinstance(link, dict)),
             events=items(span.get("events")),
         )
-    except Unfit as unfit:
+    except InvalidSpan as unfit:
         return unfit
     except TypeError:
-        return Unfit("its fields do not have the types of OTLP")
+        return InvalidSpan("its fields do not have the types of OTLP")
 
 
 def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
@@ -180,11 +180,11 @@ def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
     if pairs is None:
         return {}
     if not isinstance(pairs, list):
-        raise Unfit("its attributes are not a list")
+        raise InvalidSpan("its attributes are not a list")
     attributes = {}
     for pair in pairs:
         if not isinstance(pair, dict) or not isinstance(pair.get("key"), str):
-            raise Unfit("one of its attributes has no key")
+            raise InvalidSpan("one of its attributes has no key")
         attributes[pair["key"]] = value_of(pair.get("value"), depth)
     return attributes
 
@@ -198,7 +198,7 @@ def value_of(value: Any, depth: int = 0) -> Any:
     if not value:
         return None
     if depth > DEEPEST:
-        raise Unfit("one of its attributes is nested too deeply")
+        raise InvalidSpan("one of its attributes is nested too deeply")
     if isinstance(value, dict) and len(value) == 1:
         ((kind, content),) = value.items()
         if kind in ("stringValue", "bytesValue") and isinstance(content, str):
@@ -215,7 +215,7 @@ def value_of(value: Any, depth: int = 0) -> Any:
                 return attributes_of(elements, depth + 1)
             if isinstance(elements, list):
                 return [value_of(element, depth + 1) for element in elements]
-    raise Unfit("one of its attributes has a value whose type is not in OTLP")
+    raise InvalidSpan("one of its attributes has a value whose type is not in OTLP")
 
 
 def items(value: Any) -> int:
@@ -235,7 +235,7 @@ def _double(content: Any) -> float:
     try:
         return float(content)
     except (TypeError, ValueError, OverflowError):
-        raise Unfit("one of its attributes has a value whose type is not in OTLP") from None
+        raise InvalidSpan("one of its attributes has a value whose type is not in OTLP") from None
 
 
 def _object(value: Any, place: str, what: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from xsp.errors import PluginError, TraceError
 from xsp.importers.contract import Imported, Losses, RowImporter, broken, opened
-from xsp.importers.otlp import DEEPEST, LARGEST, Part, Reader, Spoken, Unfit
+from xsp.importers.otlp import DEEPEST, LARGEST, InvalidSpan, OtlpSpan, Part, Reader
 
 _LENGTH = struct.Struct(">I")
 _RESOURCE_SPANS = 0x0A
@@ -143,16 +143,16 @@ def parts_of(message: Any, place: str) -> Iterator[Part]:
     for resource in message.resource_spans:
         try:
             attributes = {pair.key: value_of(pair.value) for pair in resource.resource.attributes}
-        except Unfit as unfit:
+        except InvalidSpan as unfit:
             raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
         for group in resource.scope_spans:
-            yield Part(attributes, group.scope.name, map(spoken, group.spans))
+            yield Part(attributes, group.scope.name, map(decode_span, group.spans))
 
 
-def spoken(span: Any) -> Spoken | Unfit:
+def decode_span(span: Any) -> OtlpSpan | InvalidSpan:
     """Return a decoded span, or the reason why it cannot be decoded."""
     try:
-        return Spoken(
+        return OtlpSpan(
             trace_id=span.trace_id.hex(),
             span_id=span.span_id.hex(),
             parent_id=span.parent_span_id.hex(),
@@ -164,7 +164,7 @@ def spoken(span: Any) -> Spoken | Unfit:
             links=tuple(link.trace_id.hex() for link in span.links),
             events=len(span.events),
         )
-    except Unfit as unfit:
+    except InvalidSpan as unfit:
         return unfit
 
 
@@ -175,7 +175,7 @@ def value_of(value: Any, depth: int = 0) -> Any:
         Unfit: it is nested too deeply.
     """
     if depth > DEEPEST:
-        raise Unfit("one of its attributes is nested too deeply")
+        raise InvalidSpan("one of its attributes is nested too deeply")
     kind = value.WhichOneof("value")
     if kind is None:
         return None

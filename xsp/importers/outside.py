@@ -35,7 +35,7 @@ _DECODER = json.JSONDecoder()
 
 
 @dataclass
-class Around:
+class Envelope:
     """The content of a file besides its trace events."""
 
     keys: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Around:
     """Whether the closing bracket is missing, as the format allows: the program that wrote the file ended early."""
 
 
-def before(source: str, text: mmap.mmap) -> tuple[int, dict[str, Any]]:
+def read_head(source: str, text: mmap.mmap) -> tuple[int, dict[str, Any]]:
     """Return the start of the array, and the keys before it."""
     offset = _BLANK.match(text).end()  # type: ignore[union-attr]  # it matches always
     keys: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def _parsed(source: str, text: bytes, offset: int) -> Any:
         raise TraceError(f"{source}, byte {offset}: invalid JSON ({error})") from error
 
 
-def after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | None, dict[str, Any]]:
+def read_tail(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | None, dict[str, Any]]:
     """Return the end of the array that begins at `start`, and the keys after it; None for an unclosed bare array.
 
     It is the first bracket after which the file is the rest of an object. It is searched in a window at the end of the

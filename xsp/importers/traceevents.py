@@ -28,7 +28,7 @@ from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import outside
 from xsp.importers.contract import broken, fitting, opened
-from xsp.importers.outside import CHUNK, Around
+from xsp.importers.outside import CHUNK, Envelope
 
 PIECE = 1 << 25
 """Approximate size of a piece in bytes; the first ones are smaller, so that all cores start early."""
@@ -53,7 +53,7 @@ _TIME = re.compile(rb'("(?:ts|dur)"\s*:\s*)(-?\d[\d.eE+-]*)')
 _SEAM = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp)"\s*:)')
 
 
-class Taker(Protocol):
+class EventSink(Protocol):
     """Stores trace events. They arrive in portions, in any order, from several threads."""
 
     args: ClassVar[str]
@@ -97,7 +97,7 @@ class Events:
         con.execute("INSERT INTO events FROM portion")
 
 
-def read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker) -> Around:
+def read(con: duckdb.DuckDBPyConnection, source: str, taker: EventSink) -> Envelope:
     """Read the trace events of a file.
 
     Args:
@@ -118,7 +118,7 @@ class _CutWrongly(Exception):
     """One of several pieces could not be read: the cut was not between two events."""
 
 
-def _read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker, size: int | None) -> Around:
+def _read(con: duckdb.DuckDBPyConnection, source: str, taker: EventSink, size: int | None) -> Envelope:
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder, opened(Path(source)) as file:
         first = _more(source, file, folder, 0)
         exact = _is_exact(first)
@@ -215,8 +215,8 @@ def _pieces(chunks: Iterable[bytes], folder: Path, size: int | None) -> Iterator
 class _Reading:
     """Reads the pieces of one file in parallel."""
 
-    def __init__(self, con: duckdb.DuckDBPyConnection, source: str, taker: Taker, exact: bool) -> None:
-        self.around = Around()
+    def __init__(self, con: duckdb.DuckDBPyConnection, source: str, taker: EventSink, exact: bool) -> None:
+        self.around = Envelope()
         self.several = False
         """Whether the file was cut into pieces."""
 
@@ -254,7 +254,7 @@ class _Reading:
             with mmap.mmap(file.fileno(), 0) as text:
                 start = 0
                 if piece.first:
-                    start, self.around.keys = outside.before(self._source, text)
+                    start, self.around.keys = outside.read_head(self._source, text)
                     self._bare = text[:start].strip(b"\xef\xbb\xbf \t\r\n") == b""
                 end = self._end(text, start) if piece.last else len(text)
                 text[:start] = b" " * start
@@ -266,7 +266,7 @@ class _Reading:
 
     def _end(self, text: mmap.mmap, start: int) -> int | None:
         """Return the end of the array, None if it is not closed; keep the keys after it."""
-        end, keys = outside.after(self._source, text, start, self._bare)
+        end, keys = outside.read_tail(self._source, text, start, self._bare)
         self.around.keys |= keys
         return end
 
@@ -277,7 +277,7 @@ _KINDS = {"ph": "VARCHAR", "cat": "VARCHAR", "name": "VARCHAR", "pid": "VARCHAR"
           "bp": "VARCHAR"}  # fmt: skip
 
 
-def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, taker: Taker, exact: bool) -> None:
+def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, taker: EventSink, exact: bool) -> None:
     """Read the array of a piece into the table `portion`."""
     time = "DOUBLE" if exact else "VARCHAR"
     columns = {**_KINDS, "ts": time, "dur": time, "args": "JSON"}
@@ -285,7 +285,7 @@ def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, taker: Tak
     query = f"""
         SELECT row_number() OVER () - 1 + {piece.place} AS number, {", ".join(_KINDS)},
                {_nanoseconds("ts", exact)} AS ts_ns, {_nanoseconds("dur", exact)} AS dur_ns, {taker.args} AS args
-        FROM read_json({table.place(piece.path)}, format = 'array', columns = {{{column_types}}},
+        FROM read_json({table.path_literal(piece.path)}, format = 'array', columns = {{{column_types}}},
                        maximum_object_size = {MOST_IN_ONE})
     """
     for name, value in taker.more.items():  # nested: otherwise a column is computed again wherever it is used

@@ -50,7 +50,7 @@ class Job(NamedTuple):
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     """Return an engine that keeps its tables in a file, so that memory does not grow with them."""
     con = table.spilling(folder, MEMORY)
-    con.execute(f"ATTACH {table.place(folder / 'arrived.duckdb')} AS arrived")
+    con.execute(f"ATTACH {table.path_literal(folder / 'arrived.duckdb')} AS arrived")
     con.execute("USE arrived")
     con.execute("SET threads = 2")
     return con
@@ -89,7 +89,7 @@ def read(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[l
     return list(runs.values()), [source.losses for source in sources]
 
 
-def once(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
+def deduplicate(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
     """Make the table `distinct_spans` of the spans that arrived, each span once.
 
     Returns:
@@ -113,7 +113,7 @@ def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Run]) -> list[Job]:
     """Return the jobs of the distinct spans, and assign spans of no run to the job whose trace they are in.
 
     Args:
-        con: holds `distinct_spans`, after `once`.
+        con: holds `distinct_spans`, after `deduplicate`.
         runs: the known runs.
     """
     runs_by_id = {str(run.id): run for run in runs}
@@ -121,7 +121,7 @@ def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Run]) -> list[Job]:
     members: dict[str, list[str]] = defaultdict(list)
     for run_id in dict.fromkeys([*runs_by_id, *traces]):
         members[job_of(runs_by_id.get(run_id, _named(run_id)), traces.get(run_id, ""))].append(run_id)
-    all_jobs = [as_one([runs_by_id.get(run_id, _named(run_id)) for run_id in ids]) for ids in members.values()]
+    all_jobs = [merge_runs([runs_by_id.get(run_id, _named(run_id)) for run_id in ids]) for ids in members.values()]
     con.execute(
         "UPDATE distinct_spans SET run = own.run FROM "
         "(SELECT trace_id, min(run) AS run FROM distinct_spans WHERE run <> '' GROUP BY trace_id) own "
@@ -145,7 +145,7 @@ def job_of(run: Run, trace_id: str) -> str:
     return (is_distributed and (run.otel.trace_id if run.otel is not None else trace_id)) or str(run.id)
 
 
-def as_one(runs: Sequence[Run]) -> Job:
+def merge_runs(runs: Sequence[Run]) -> Job:
     """Return runs as one job: fields come from the lowest rank, and fields of the launcher's run override them."""
     ranks = sorted((run for run in runs if not run.is_job), key=lambda run: run.rank or 0)
     ids = tuple(str(run.id) for run in (*ranks, *runs))

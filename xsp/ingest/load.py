@@ -57,13 +57,13 @@ def load(
         _refuse_kind(kind, path)
         return _load_imported(contract.of_trace(os.fspath(path), trace_id))
     location = Path(path).expanduser()
-    if not rundir.is_one(location):
+    if not rundir.is_run_directory(location):
         _refuse_kind(kind, path)
     if location.is_file():
         if not _is_parquet(location):
             return _load_imported(str(location))
         return _load_files(table.connect(), [location], Run.of({"name": location.stem}), location)
-    if location.is_dir() and not rundir.is_one(location):
+    if location.is_dir() and not rundir.is_run_directory(location):
         return _load_imported(str(location))
     if received.is_waiting(location):
         return _load_waiting(location, kind)
@@ -239,7 +239,7 @@ def _load_files(
     """Load the files of a run; `in_turn`: of several runs of one program, one after the other."""
     number = _number_of(kind, run)
     folders = _folders(files)
-    damaged, offsets = loop.show_in_turn(con, folders) if in_turn else (loop.show(con, folders), {})
+    damaged, offsets = loop.create_table_in_sequence(con, folders) if in_turn else (loop.create_table(con, folders), {})
     run = _noted(run, location, *_show_samples(con, location, files), *damaged)
     stored_columns = {
         name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=location.is_dir())
@@ -303,7 +303,7 @@ def _view_in_turn(
     same_columns: bool,
 ) -> None:
     """Make the view `spans` of several runs of one program, with the numbers of steps that `loop` has."""
-    selection, parts = table.shown(COLUMNS, stored_columns), []
+    selection, parts = table.select_list(COLUMNS, stored_columns), []
     for folder, offset in offsets.items():
         source = table.parquet([file for file in files if file.parent.parent == folder], same_columns)
         parts.append(f"SELECT * REPLACE ((step + {offset})::INTEGER AS step) FROM (SELECT {selection} FROM {source})")
@@ -319,6 +319,5 @@ def _view(
     same_columns: bool = False,
 ) -> None:
     """Make a view of files with all columns; columns that an older xsp did not write have their default value."""
-    con.execute(
-        f"CREATE VIEW {name} AS SELECT {table.shown(columns, stored_columns)} FROM {table.parquet(files, same_columns)}"
-    )
+    selected = table.select_list(columns, stored_columns)
+    con.execute(f"CREATE VIEW {name} AS SELECT {selected} FROM {table.parquet(files, same_columns)}")

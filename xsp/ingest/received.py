@@ -12,7 +12,7 @@ import duckdb
 from xsp import rundir, table
 from xsp.errors import TraceError
 from xsp.importers.contract import Losses
-from xsp.ingest.jobs import Job, as_one, connect, once
+from xsp.ingest.jobs import Job, connect, deduplicate, merge_runs
 from xsp.ingest.write import has_made_steps, noted, write
 from xsp.run import Received, Run
 from xsp.schema import COLUMNS, Kind, Level
@@ -46,7 +46,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
         con = connect(Path(folder))
         try:
             con.execute(f"CREATE VIEW arrived AS {_arrived_query(run, files, content)}")
-            duplicates = once(con)
+            duplicates = deduplicate(con)
             updated = write(con, _received(content, duplicates), out, finished, before=run)
         except duckdb.Error as error:
             raise TraceError(f"{run / rundir.WAITING}: damaged ({str(error).splitlines()[0]})") from error
@@ -64,7 +64,7 @@ def _received(content: Run, duplicates: int) -> Job:
     counts = {**before, "doubled": before.doubled + duplicates}
     counts.pop("runs", None)
     if before.runs:
-        run = as_one(before.runs).run
+        run = merge_runs(before.runs).run
     else:
         run = content.without("format", "received", *(() if content.id is not None else ("finished", "notes")))
     losses = Losses(skipped=Counter(before.skipped), changed=Counter(before.changed))

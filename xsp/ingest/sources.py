@@ -13,7 +13,7 @@ from xsp import atomic, rundir
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, Imported, Losses, RowImporter, TableImporter
-from xsp.ingest.jobs import RUNS, connect, distinct, jobs, name_of, once, read
+from xsp.ingest.jobs import RUNS, connect, deduplicate, distinct, jobs, name_of, read
 from xsp.ingest.tables import import_tables, open_table
 from xsp.ingest.write import noted, write
 from xsp.run import Run
@@ -76,7 +76,7 @@ def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported
         con = connect(Path(folder))
         try:
             runs, losses = read(con, importing)
-            duplicates = once(con)
+            duplicates = deduplicate(con)
             all_jobs = jobs(con, runs)
             if not con.execute("SELECT 1 FROM distinct_spans LIMIT 1").fetchall():
                 sentences = [text for report in losses for text in report.sentences()]
@@ -85,7 +85,7 @@ def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported
             jobs_by_directory = dict(zip(subfolders if len(all_jobs) > 1 else [out], all_jobs, strict=True))
             for directory, job in jobs_by_directory.items():
                 name_field = {"name": job.run.name or Path(_display_name(sources[0])).stem}
-                run = lost(
+                run = with_losses(
                     job.run | name_field, list(zip(map(_display_name, sources), losses, strict=True)), duplicates
                 )
                 jobs_by_directory[directory] = job._replace(run=run)
@@ -136,7 +136,7 @@ def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, nam
         TraceError, PluginError, OutputError: as `import_into` and `xsp.rundir.create`; nothing was written.
     """
     out = out.expanduser().absolute()
-    staging = atomic.place(out)
+    staging = atomic.temporary_path(out)
     try:
         staging.mkdir(parents=True)
         written = import_into(staging, sources, names)
@@ -158,7 +158,7 @@ def _display_name(source: str) -> str:
     return Path(contract.without_credentials(source)).name
 
 
-def lost(run: Run, reports: Sequence[tuple[str, Losses]], doubled: int) -> Run:
+def with_losses(run: Run, reports: Sequence[tuple[str, Losses]], doubled: int) -> Run:
     """Return a run with the losses of its sources: counts under `imported`, sentences among the notes.
 
     Args:

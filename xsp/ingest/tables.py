@@ -12,7 +12,7 @@ from pathlib import Path
 import duckdb
 
 from xsp import rundir, table
-from xsp.correlate.columns import place
+from xsp.correlate.columns import correlate_table
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, Seen, TableImporter
@@ -105,9 +105,11 @@ def _merged(
             seen.run["rank"] = int(match.group(1))
         identity = _identity(source)
         if seen.losses.spans > MANY:
-            con.execute(f"ATTACH {table.place(folder / 'placed.duckdb')} AS work; SET search_path = 'work,memory'")
+            con.execute(
+                f"ATTACH {table.path_literal(folder / 'placed.duckdb')} AS work; SET search_path = 'work,memory'"
+            )
         with contract.fitting(source):
-            place(con, seen, identity)
+            correlate_table(con, seen, identity)
             con.execute("DROP TABLE seen")
             con.execute("ALTER VIEW placed RENAME TO spans")
             merge.merge(con, Run.of(seen.run))

@@ -90,7 +90,7 @@ def _take_loop(con: duckdb.DuckDBPyConnection, out: Path, before: Path) -> list[
     Returns:
         A sentence on the rows that were left out, if any.
     """
-    loop.show(con, [before])
+    loop.create_table(con, [before])
     invalid = loop.take(con, "job")
     loop.write(con, out)
     con.execute(f"DELETE FROM job WHERE kind = '{Kind.LOOP}'")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from xsp import clock
 from xsp.instrumentation.sampling import Call, Model
 from xsp.instrumentation.windows import Window, Windows
-from xsp.instrumentation.worker import Called, Recorded, attributes
+from xsp.instrumentation.worker import CallRequest, Recorded, attributes
 from xsp.record.collecting import Collecting, Listener
 from xsp.schema import Kind, Level, Span
 
@@ -222,7 +222,7 @@ class Calls:
     def _hand_over(self, calls: Sequence[Call], rows: list[Span]) -> None:
         """Complete the models' spans, and put the rows below them into the delivery queue."""
         accepted: list[Call] = []
-        called: list[Called] = []
+        called: list[CallRequest] = []
         for call in calls:
             index = _own_row(call, rows)
             if index is None or not call.span.is_recording():
@@ -235,7 +235,7 @@ class Calls:
             call.span.set_attributes(attributes(model_row))
             accepted.append(call)
             called.append(
-                Called(
+                CallRequest(
                     row=index,
                     trace_id=f"{context.trace_id:032x}",
                     span_id=f"{context.span_id:016x}",

@@ -26,7 +26,7 @@ from xsp.errors import UsageError
 from xsp.instrumentation.sampling import Model
 from xsp.instrumentation.worker import (
     Answer,
-    Called,
+    CallRequest,
     Correlator,
     CorrelatorError,
     Finished,
@@ -220,7 +220,7 @@ class Handover:
             self._correlator = Correlator()
         return self._correlator.correlate(packed)
 
-    def _deliver(self, call: Called, model: Model, answer: Answer) -> str | None:
+    def _deliver(self, call: CallRequest, model: Model, answer: Answer) -> str | None:
         """Deliver a call's spans; return the problem, or None."""
         try:
             with self.yielding():
@@ -240,7 +240,7 @@ class Handover:
 
 class _Batch(NamedTuple):
     packed: bytes
-    calls: list[Called]
+    calls: list[CallRequest]
     models: Sequence[Model]
 
 

@@ -29,7 +29,7 @@ _SIMPLE = (str, bool, int, float)
 _HOSTS = ("host.id", "host.ip", "host.name")
 
 
-class Called(NamedTuple):
+class CallRequest(NamedTuple):
     """A call of a model: the place of its spans in the trace, and which spans it gets."""
 
     row: int
@@ -54,7 +54,7 @@ class Recorded(NamedTuple):
     """The rows that were recorded during some calls."""
 
     process: int
-    calls: list[Called]
+    calls: list[CallRequest]
     rows: list[tuple[Any, ...]]
 
 
@@ -150,14 +150,14 @@ class _Answers:
     def to(self, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Return the answers to packed calls. Never raises: the service must get an answer and continue."""
         process, calls, rows = message
-        called = [Called(*call) for call in calls]
+        called = [CallRequest(*call) for call in calls]
         try:
             owned = spans_of(Recorded(process, called, rows))
         except Exception as error:
             return [([], 0, 0, 0, f"spans could not be correlated: {type(error).__name__}: {error}")] * len(called)
         return [self._tried(call, call_spans) for call, call_spans in zip(called, owned, strict=True)]
 
-    def _tried(self, call: Called, result: Own) -> tuple[Any, ...]:
+    def _tried(self, call: CallRequest, result: CallSpans) -> tuple[Any, ...]:
         counts = result.strangers, result.ambiguous
         try:
             if call.otlp is None:
@@ -219,7 +219,7 @@ def level_resource(resource: Mapping[str, Any], level: int) -> dict[str, Any]:
     return {**resource, **host, "service.name": name}
 
 
-class Own(NamedTuple):
+class CallSpans(NamedTuple):
     """The spans that belong to one call."""
 
     spans: list[Span]
@@ -231,7 +231,7 @@ class Own(NamedTuple):
     ambiguous: int
 
 
-def spans_of(recorded: Recorded) -> list[Own]:
+def spans_of(recorded: Recorded) -> list[CallSpans]:
     """Return the spans that belong to each call.
 
     All threads are recorded at the same time, also those of other requests. All rows are correlated together: work
@@ -259,7 +259,7 @@ def spans_of(recorded: Recorded) -> list[Own]:
         ]
         # correlated again without the other rows, which would take part in the numbering of layers and in the keys
         spans = [span for span in correlate(requested) if span.span_id != call.span_id]
-        results.append(Own(spans, 0 if index else len(rows) - len(owner), ambiguous[index]))
+        results.append(CallSpans(spans, 0 if index else len(rows) - len(owner), ambiguous[index]))
     return results
 
 

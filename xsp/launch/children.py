@@ -65,7 +65,7 @@ def _forwarding(number: signal.Signals, process: subprocess.Popen[bytes]) -> Ite
 
 
 @contextlib.contextmanager
-def says_where(run: Path | None = None, *, shows: bool = False) -> Iterator[list[Path]]:
+def report_run_on_interrupt(run: Path | None = None, *, shows: bool = False) -> Iterator[list[Path]]:
     """Print the run's directory if an interrupt ends this process. Python's exit status is unchanged.
 
     Args:

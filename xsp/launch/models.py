@@ -63,7 +63,7 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
         session.describe_once()
     steps, repeats = 0, session.schedule.repeats
     label = f"{short_name(spec)} batch {settings.batch}"
-    with children.says_where() as places, session:
+    with children.report_run_on_interrupt() as places, session:
         places.append(session.out)
         while steps < total or (not how.counting and min(repeats.values()) < how.repeats):  # short steps settle longer
             progress(label, min(steps, total), total)

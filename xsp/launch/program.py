@@ -68,7 +68,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class OtherInterpreter:
     """A program that needs another interpreter, or other options of the interpreter, than this process has."""
 
     interpreter: str
@@ -84,7 +84,7 @@ class Elsewhere:
         os.execv(self.interpreter, words)
 
 
-def read(words: Sequence[str], is_module: bool = False) -> Program | Elsewhere:
+def read(words: Sequence[str], is_module: bool = False) -> Program | OtherInterpreter:
     """Parse a program from words that do not begin with a launcher.
 
     Args:
@@ -200,13 +200,13 @@ def _shebang(path: Path) -> str | None:
 # --- interpreters -----------------------------------------------------------------------------------------
 
 
-def _interpreted(name: str, rest: tuple[str, ...]) -> Program | Elsewhere:
+def _interpreted(name: str, rest: tuple[str, ...]) -> Program | OtherInterpreter:
     """Parse an interpreter's own options and the program after them."""
     options, program = _split(name, rest)
     interpreter = _interpreter(name, program)
     if interpreter == sys.executable and not options:
         return program
-    return Elsewhere(interpreter, options, program)
+    return OtherInterpreter(interpreter, options, program)
 
 
 def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:

@@ -70,7 +70,7 @@ class Job:
     program: Program
 
 
-def found_in(words: Sequence[str]) -> Job | None:
+def parse_job(words: Sequence[str]) -> Job | None:
     """Return the job that the words after `xsp run` describe; None if they do not begin with a launcher.
 
     Args:
@@ -161,7 +161,7 @@ def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
         command = rerun.command(how, replace(settings, out=out), launcher=launcher)
         code = None
         try:
-            with children.says_where(out):
+            with children.report_run_on_interrupt(out):
                 code = children.run(command, environment)
         finally:
             _finish(how, out, content, code)

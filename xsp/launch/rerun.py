@@ -21,7 +21,7 @@ from xsp.record import description, output
 from xsp.record.settings import Settings
 
 
-def once_each(how: Launch) -> tuple[int, Path]:
+def run_levels(how: Launch) -> tuple[int, Path]:
     """Run the script once per level, each time in a fresh process, into one run.
 
     Returns:
@@ -30,7 +30,7 @@ def once_each(how: Launch) -> tuple[int, Path]:
     Raises:
         OutputError: the run directory is taken, and `next_free` is not set; or it cannot be written.
     """
-    with output.claimed_for_several(how.settings) as out, children.says_where(out):
+    with output.claimed_for_several(how.settings) as out, children.report_run_on_interrupt(out):
         return _run_levels(how, out), out
 
 

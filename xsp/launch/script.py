@@ -42,7 +42,7 @@ class Main:
     """The module's spec; None for a script in a file, as in Python."""
 
 
-def prepared(program: Program, function: str | None) -> Main:
+def prepare(program: Program, function: str | None) -> Main:
     """Find and compile a program's main module, and set `sys.path` for it as Python would.
 
     If a function of the module itself makes the steps, it gets a decorator.

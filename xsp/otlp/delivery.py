@@ -247,7 +247,7 @@ class Delivery:
         if span is None or otel is None:
             return
         table.create(self._con, "own")
-        loop.show(self._con, [self.run])
+        loop.create_table(self._con, [self.run])
         table.insert(self._con, "own", [span, *loop.spans(self._con, otel)])
         if self._send("own") is not None:
             self.delivered.run_end_ns = span.end_ns
@@ -338,7 +338,7 @@ class Delivery:
         link = json.dumps([[otel.trace_id, otel.span_id]]) if otel is not None else None
         links = f"CASE WHEN kind = '{Kind.STEP}' THEN {table.literal(link)} END" if link else "NULL"
         self._con.execute(
-            f"CREATE OR REPLACE VIEW step AS SELECT {table.shown(COLUMNS, columns)}, {links}::VARCHAR AS links "
+            f"CREATE OR REPLACE VIEW step AS SELECT {table.select_list(COLUMNS, columns)}, {links}::VARCHAR AS links "
             f"FROM {table.parquet(segment)}{condition}"
         )
 

@@ -24,7 +24,17 @@ from xsp.errors import DeliveryError, OutputError
 from xsp.otlp import encode, transport
 from xsp.otlp.encode import Request
 from xsp.otlp.endpoint import Endpoint, Protocol
-from xsp.otlp.transport import Answer, Busy, GrpcSender, HttpSender, Nobody, Refused, Sender, TooLarge, as_json
+from xsp.otlp.transport import (
+    Answer,
+    ConnectionRefused,
+    GrpcSender,
+    HttpSender,
+    Refused,
+    RetryableError,
+    Sender,
+    TooLarge,
+    as_json,
+)
 
 PATIENCE_S = 60.0
 """Default number of seconds to retry a request."""
@@ -136,10 +146,10 @@ class Exporter:
         while True:
             try:
                 return self._sender.send(body, min(self.to.timeout_s, max(end - time.monotonic(), _SHORTEST_S)))
-            except Busy as error:
+            except RetryableError as error:
                 wait = max(error.after_s or 0.0, pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
-                patience = self._starting_s if isinstance(error, Nobody) else self._patience_s
+                patience = self._starting_s if isinstance(error, ConnectionRefused) else self._patience_s
                 if time.monotonic() + wait >= begin + patience or self._stop.wait(wait):
                     raise DeliveryError(f"{error}; tried for {patience:.3g} s") from error
                 self.counts.retries += 1
@@ -175,7 +185,7 @@ class _FileSender:
 
     def __init__(self, to: Endpoint) -> None:
         self._path, self._lines = Path(to.url), to.protocol is Protocol.JSON_LINES
-        self._beside = atomic.place(self._path)
+        self._beside = atomic.temporary_path(self._path)
         with self._writing():
             self._file: IO[bytes] = open(self._beside, "wb")  # noqa: SIM115 — closed by close()
 

@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     message: str = ""
 
 
-class Busy(DeliveryError):
+class RetryableError(DeliveryError):
     """The attempt failed; the same request may be sent again."""
 
     def __init__(self, message: str, after_s: float | None = None) -> None:
@@ -57,7 +57,7 @@ class Busy(DeliveryError):
         """Seconds to wait, if the receiver stated them."""
 
 
-class Nobody(Busy):
+class ConnectionRefused(RetryableError):
     """Nothing listens at an address of this machine: a retry helps only while a receiver is starting."""
 
 
@@ -213,7 +213,7 @@ class HttpSender:
             return future.result(timeout_s + _GRACE_S)
         except TooLong:
             self._session = self._connected()  # the thread keeps the old session until the receiver closes it
-            raise Busy(f"{self._to.name}: no complete answer within {timeout_s:.3g} s") from None
+            raise RetryableError(f"{self._to.name}: no complete answer within {timeout_s:.3g} s") from None
 
     def _post(self, session: requests.Session, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
         try:
@@ -226,21 +226,21 @@ class HttpSender:
             raise Refused(f"{self._to.name}: TLS failed ({self._shown(_innermost(error))})", always=True) from error
         except requests.exceptions.ConnectionError as error:
             if self._to.is_this_machine and _was_refused(error):
-                raise Nobody(self._to.nobody_listens()) from error
+                raise ConnectionRefused(self._to.nobody_listens()) from error
             if any(
                 isinstance(cause, BadStatusLine) and not isinstance(cause, ConnectionError) for cause in _chain(error)
             ):
                 hint = "answers, but not in HTTP: does gRPC listen there? Then write grpc://HOST:PORT"
                 raise Refused(f"{self._to.name}: {hint}", always=True) from error
-            raise Busy(f"{self._to.name}: no connection ({self._shown(_innermost(error))})") from error
+            raise RetryableError(f"{self._to.name}: no connection ({self._shown(_innermost(error))})") from error
         except requests.exceptions.Timeout as error:
-            raise Busy(f"{self._to.name}: no answer within {timeout_s:.3g} s") from error
+            raise RetryableError(f"{self._to.name}: no answer within {timeout_s:.3g} s") from error
         except (requests.exceptions.RequestException, OSError, ValueError) as error:
             raise Refused(f"{self._to.name}: {self._shown(_innermost(error))}", always=True) from error
         except urllib3.exceptions.DecodeError as error:
             raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver", always=True) from error
         except urllib3.exceptions.HTTPError as error:
-            raise Busy(f"{self._to.name}: the answer was cut off ({type(error).__name__})") from error
+            raise RetryableError(f"{self._to.name}: the answer was cut off ({type(error).__name__})") from error
 
     def _judge(self, response: requests.Response, content: bytes) -> Answer:
         code, kind = response.status_code, response.headers.get("Content-Type", "")
@@ -250,7 +250,7 @@ class HttpSender:
         if code == 413:
             raise TooLarge(text)
         if code in _RETRYABLE:
-            raise Busy(text, _seconds(response.headers.get("Retry-After", "")))
+            raise RetryableError(text, _seconds(response.headers.get("Retry-After", "")))
         if 300 <= code < 400:
             raise Refused(f"{text}: it redirects; give the URL that it redirects to", always=True)
         raise Refused(text, always=code in _NO_RECEIVER)
@@ -379,14 +379,14 @@ class GrpcSender:
             return Refused(f"{text}: {_OTHER_PORT}", always=True)
         if code is grpc.StatusCode.UNAVAILABLE and "connection refused" in details.lower() and self._to.is_this_machine:
             # with several addresses gRPC reports the error of the last one
-            return Nobody(f"{text}: {_OTHER_PORT}" if _listens(self._to.url) else self._to.nobody_listens())
+            return ConnectionRefused(f"{text}: {_OTHER_PORT}" if _listens(self._to.url) else self._to.nobody_listens())
         if code in _RETRYABLE_CODES:
-            return Busy(text)
+            return RetryableError(text)
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             if "larger than max" in details:
                 return TooLarge(text)
             delay_s = _retry_info(call)
-            return Refused(text) if delay_s is None else Busy(text, delay_s)
+            return Refused(text) if delay_s is None else RetryableError(text, delay_s)
         return Refused(text, always=code in _UNUSABLE_CODES)
 
     def close(self, complete: bool) -> None:

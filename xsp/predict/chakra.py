@@ -75,7 +75,7 @@ def write(found: Predicted, sizes: Sequence[int], folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         contents = {kind: content(found, sizes, kind) for kind in set(classes)}
         for rank, kind in enumerate(classes):
-            with atomic.written(folder / f"rank.{rank}.et", flush=False) as temporary:
+            with atomic.replacing(folder / f"rank.{rank}.et", flush=False) as temporary:
                 temporary.write_bytes(contents[kind])
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from error

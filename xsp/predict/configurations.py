@@ -387,7 +387,7 @@ def _of_parquet(path: Path) -> list[dict[str, Any]]:
 
     con = table.connect()
     try:
-        result = con.execute(f"SELECT * FROM read_parquet({table.place(path)}) LIMIT {MOST_ROWS + 1}")
+        result = con.execute(f"SELECT * FROM read_parquet({table.path_literal(path)}) LIMIT {MOST_ROWS + 1}")
         names = [column[0] for column in result.description or ()]
         rows = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
     except duckdb.Error as error:

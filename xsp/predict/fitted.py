@@ -17,7 +17,7 @@ from xsp.predict import judged as judging
 from xsp.predict.baselines import BASELINES
 from xsp.predict.configurations import Configurations, Factor
 from xsp.predict.generic import Fit, Form, Penalty
-from xsp.predict.judged import Beyond, Error, Judged, Split
+from xsp.predict.judged import Beyond, Error, Evaluation, Split
 from xsp.version import __version__
 
 VERSION = 1
@@ -40,7 +40,7 @@ def check(place: Path) -> None:
         raise OutputError(f"{place}: cannot be written ({error.strerror or error}); name another with --out") from error
 
 
-def write(found: Judged, place: Path) -> None:
+def write(found: Evaluation, place: Path) -> None:
     """Write a fit to a file; an existing fit is replaced.
 
     Raises:
@@ -48,7 +48,7 @@ def write(found: Judged, place: Path) -> None:
     """
     check(place)
     try:
-        with atomic.written(place) as temporary:
+        with atomic.replacing(place) as temporary:
             temporary.write_text(json.dumps(_content(found), allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{place}: cannot be written ({error.strerror or error}); name another with --out") from error
@@ -59,7 +59,7 @@ def _is_fit(place: Path) -> bool:
         return file.read(64).startswith(b'{"xsp_fit"')
 
 
-def _content(found: Judged) -> dict[str, Any]:
+def _content(found: Evaluation) -> dict[str, Any]:
     table = found.table
     return {
         "xsp_fit": VERSION,
@@ -98,7 +98,7 @@ def _content(found: Judged) -> dict[str, Any]:
     }
 
 
-def read(place: Path) -> Judged:
+def read(place: Path) -> Evaluation:
     """Return the fit of a file.
 
     Raises:
@@ -119,7 +119,7 @@ def read(place: Path) -> Judged:
         raise UsageError(f"{place}: not a fit of xsp ({str(error)[:60]}): make one with xsp predict fit") from error
 
 
-def _of(content: Mapping[str, Any]) -> Judged:
+def _of(content: Mapping[str, Any]) -> Evaluation:
     factors = tuple(
         Factor(str(entry["name"]), tuple(map(str, entry["levels"])), _real(entry["reference"]), _real(entry["low"]),
                _real(entry["high"]))
@@ -157,7 +157,7 @@ def _of(content: Mapping[str, Any]) -> Judged:
     if not len(residuals) or seed < 0:
         raise ValueError("its residuals or its seed are invalid")
     missing = {str(name): str(reason) for name, reason in content.get("missing", {}).items()}
-    return Judged(table, split, seed, fits, errors, residuals, int(content["groups"]), beyond, missing)
+    return Evaluation(table, split, seed, fits, errors, residuals, int(content["groups"]), beyond, missing)
 
 
 def _fit(table: Configurations, entry: Mapping[str, Any]) -> Fit:

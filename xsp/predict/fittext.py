@@ -12,7 +12,7 @@ from xsp.predict import identified
 from xsp.predict.configurations import Configurations, Factor
 from xsp.predict.generic import Fit
 from xsp.predict.identified import Parameter
-from xsp.predict.judged import GENERIC, Beyond, Error, Judged, Point
+from xsp.predict.judged import GENERIC, Beyond, Error, Evaluation, Point
 from xsp.predict.nextrun import Next
 from xsp.predict.text import columns, listed, wrapped
 from xsp.scrub import plain
@@ -23,7 +23,7 @@ ACROSS = 3
 FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C; squared relative errors are minimised"
 
 
-def page(found: Judged) -> str:
+def page(found: Evaluation) -> str:
     """Return the fits, the errors of all models on held-out configurations, and what the data do not determine."""
     table = found.table
     kinds = f"{len(table):,} rows, {found.groups:,} groups of configurations"
@@ -42,11 +42,11 @@ def page(found: Judged) -> str:
     return "\n".join(lines)
 
 
-def _without(found: Judged) -> list[str]:
+def _without(found: Evaluation) -> list[str]:
     return [f"no baseline {name}: {reason}" for name, reason in found.missing.items()]
 
 
-def verdict(found: Judged) -> str:
+def verdict(found: Evaluation) -> str:
     """Return a text on which model is offered, and why."""
     generic = next((error for error in found.errors if error.model == GENERIC), None)
     if generic is None:
@@ -87,14 +87,14 @@ def _beyond(results: Sequence[Beyond]) -> list[str]:
     return lines
 
 
-def _fit_rows(found: Judged, value: str | None) -> Configurations:
+def _fit_rows(found: Evaluation, value: str | None) -> Configurations:
     """Return the rows on which a fit was made."""
     if value is None or found.split.each is None:
         return found.table
     return found.table.take((found.table.values[found.split.each] == value).nonzero()[0])
 
 
-def _head(found: Judged, value: str | None, fit: Fit) -> str:
+def _head(found: Evaluation, value: str | None, fit: Fit) -> str:
     prefix = "" if value is None else f"{found.split.each}={value}: "
     penalty = "no penalty" if fit.penalty.kind == "none" else f"{fit.penalty.kind.upper()} of {fit.penalty.strength:g}"
     return f"{prefix}{_formula(fit)}; {penalty}, by cross-validation"
@@ -143,7 +143,7 @@ def _exponent(value: float | None) -> str:
     return "–" if value is None else f"{value:+.3f}"
 
 
-def _undetermined(found: Judged, value: str | None, fit: Fit) -> list[str]:
+def _undetermined(found: Evaluation, value: str | None, fit: Fit) -> list[str]:
     """Return texts on parameters and combinations of parameters that the data do not determine."""
     table = _fit_rows(found, value)
     texts = [
@@ -166,7 +166,7 @@ def _undetermined(found: Judged, value: str | None, fit: Fit) -> list[str]:
     return texts
 
 
-def as_json(found: Judged) -> dict[str, Any]:
+def as_json(found: Evaluation) -> dict[str, Any]:
     """Return a fit as plain values; durations are in seconds, errors are shares."""
     return {
         "xsp_predict_fit": 1,
@@ -198,7 +198,7 @@ def as_json(found: Judged) -> dict[str, Any]:
 # --- predictions -------------------------------------------------------------------------------------------------
 
 
-def points(found: Judged, those: Sequence[Point]) -> str:
+def points(found: Evaluation, those: Sequence[Point]) -> str:
     """Return predicted configurations with their intervals."""
     rows = [
         [*(duration(1e3 * value) for value in (point.seconds, point.low, point.high)), "!" * bool(point.outside),
@@ -241,7 +241,7 @@ def _hung(start: str, text: str) -> list[str]:
     return [f"{start if not index else ' ' * len(start)}{part}" for index, part in enumerate(parts or [""])]
 
 
-def points_json(found: Judged, those: Sequence[Point]) -> dict[str, Any]:
+def points_json(found: Evaluation, those: Sequence[Point]) -> dict[str, Any]:
     """Return predicted configurations as plain values; durations are in seconds."""
     return {
         "xsp_predict_at": 1,
@@ -254,7 +254,7 @@ def points_json(found: Judged, those: Sequence[Point]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def following(found: Judged, those: Sequence[Next], point: Mapping[str, float | str] | None) -> str:
+def following(found: Evaluation, those: Sequence[Next], point: Mapping[str, float | str] | None) -> str:
     """Return a table of the configurations to record next."""
     if not those:
         return "Every combination of the recorded values has been recorded: record other values, larger ones first."
@@ -272,7 +272,7 @@ def following(found: Judged, those: Sequence[Next], point: Mapping[str, float | 
     return "\n".join([*lines, "", *wrapped(text, "  ")])
 
 
-def following_json(found: Judged, those: Sequence[Next]) -> dict[str, Any]:
+def following_json(found: Evaluation, those: Sequence[Next]) -> dict[str, Any]:
     """Return the configurations to record next as plain values; durations are in seconds, doubts are shares."""
     return {
         "xsp_predict_next": 1,

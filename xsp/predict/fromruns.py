@@ -75,9 +75,11 @@ def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]
 
 def _runs(path: Path, omitted: list[str]) -> Iterable[Path]:
     """Return the runs of a directory, which is a run itself or contains runs; damaged ones are added to `omitted`."""
-    if rundir.is_one(path):
+    if rundir.is_run_directory(path):
         return load.parts(path)
-    directories = sorted(directory for directory in path.iterdir() if directory.is_dir() and rundir.is_one(directory))
+    directories = sorted(
+        directory for directory in path.iterdir() if directory.is_dir() and rundir.is_run_directory(directory)
+    )
     if not directories:
         raise UsageError(f"{path}: not a run, and contains none; {configurations.SHAPES}")
     runs: list[Path] = []

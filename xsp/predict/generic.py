@@ -223,8 +223,8 @@ def fit(table: Configurations, made: Form, seed: int = 0, penalties: Sequence[Pe
     Raises:
         UsageError: there are too few configurations, or SciPy is missing.
     """
-    needed(table, made)
-    table = drawn(table, seed)
+    check_rows(table, made)
+    table = sample_rows(table, seed)
     inputs = design(made, table.values)
     start = _searched(inputs, table.seconds, seed)
     penalty = _chosen(inputs, table, start, penalties, seed)
@@ -232,7 +232,7 @@ def fit(table: Configurations, made: Form, seed: int = 0, penalties: Sequence[Pe
     return Fit(made, shapes, coefficients, penalty)
 
 
-def needed(table: Configurations, made: Form) -> None:
+def check_rows(table: Configurations, made: Form) -> None:
     """Check that a table has more distinct configurations than the form has parameters.
 
     Raises:
@@ -247,7 +247,7 @@ def needed(table: Configurations, made: Form) -> None:
         )
 
 
-def drawn(table: Configurations, seed: int) -> Configurations:
+def sample_rows(table: Configurations, seed: int) -> Configurations:
     """Return a table, or `MOST_SEARCHED` random rows of a larger one."""
     if len(table) <= MOST_SEARCHED:
         return table
@@ -257,7 +257,7 @@ def drawn(table: Configurations, seed: int) -> Configurations:
 
 def with_bootstrap(found: Fit, table: Configurations, count: int, seed: int) -> Fit:
     """Return a fit with `count` bootstrap fits to tables of resampled groups, each refined from the fit."""
-    table = drawn(table, seed)
+    table = sample_rows(table, seed)
     inputs = design(found.form, table.values)
     rng = np.random.default_rng(seed)
     refits = []

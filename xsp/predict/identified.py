@@ -82,7 +82,7 @@ def condition(found: Fit, table: Configurations) -> float:
     """Return the condition number of the fit: how many times better the data determine the best combination of
     parameters than the worst, relative to the coefficients other than 0; infinite if one is not determined at all.
     """
-    table = generic.drawn(table, 0)
+    table = generic.sample_rows(table, 0)
     inputs = generic.design(found.form, table.values)
     terms = inputs.columns(found.shapes) / table.seconds[:, None] * found.coefficients
     power_count = inputs.powers.shape[1]

@@ -59,7 +59,7 @@ class Beyond(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluation:
     """A table with its fitted models; `fits` has one per value of the category, or one for None."""
 
     table: Configurations
@@ -113,7 +113,7 @@ def split_of(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequenc
 
 def judge(
     table: Configurations, split: Split, seed: int = 0, resamples: int = RESAMPLES, beyond: bool = True
-) -> Judged:
+) -> Evaluation:
     """Fit the model and the baselines, test them on held-out groups, and return the fits for predictions.
 
     Raises:
@@ -146,7 +146,7 @@ def judge(
     beyond_errors = tuple(_beyond(table, split, seed)) if beyond else ()
     factors = [table.factor(name) for name in (*split.intrinsic, *split.extrinsic)]
     missing = baselines.missing(table, factors)
-    return Judged(table, split, seed, fits, errors, residuals, groups, beyond_errors, missing)
+    return Evaluation(table, split, seed, fits, errors, residuals, groups, beyond_errors, missing)
 
 
 def parts(table: Configurations, split: Split) -> list[tuple[str | None, Configurations, Form]]:
@@ -158,7 +158,7 @@ def parts(table: Configurations, split: Split) -> list[tuple[str | None, Configu
         part = table.take(np.flatnonzero(table.values[split.each] == value))
         try:
             form = generic.form(part, split.intrinsic, split.extrinsic)
-            generic.needed(part, form)
+            generic.check_rows(part, form)
         except UsageError as error:
             raise UsageError(f"{split.each}={value}: {error}") from error
         result.append((value, part, form))
@@ -260,13 +260,13 @@ class Point(NamedTuple):
     """Texts on how it lies outside the recorded configurations."""
 
 
-def predict(judged: Judged, asked: Sequence[Mapping[str, float | str]]) -> list[Point]:
+def predict(judged: Evaluation, asked: Sequence[Mapping[str, float | str]]) -> list[Point]:
     """Return the times of the offered model with 95 % intervals, from resampled fits and errors of held-out groups.
 
     Raises:
         UsageError: a factor is missing or unknown, or a category has a value that was not recorded.
     """
-    values = asked_values(judged, asked)
+    values = point_columns(judged, asked)
     seconds = offered(judged)(values)
     logs = np.log(np.maximum(spread(judged, values), 1e-300))
     rng = np.random.default_rng(judged.seed)
@@ -279,14 +279,14 @@ def predict(judged: Judged, asked: Sequence[Mapping[str, float | str]]) -> list[
     ]  # fmt: skip
 
 
-def offered(judged: Judged) -> Trained:
+def offered(judged: Evaluation) -> Trained:
     """Return the offered model."""
     if judged.offered == GENERIC:
         return by_each(judged.split.each, {value: fit.predict for value, fit in judged.fits.items()})
     return baseline(judged.offered, judged.table, judged.split)
 
 
-def spread(judged: Judged, values: Values) -> Floats:
+def spread(judged: Evaluation, values: Values) -> Floats:
     """Return predicted seconds by resampled fit of the offered model (rows) and configuration (columns)."""
     count = min(len(fit.bootstrap) for fit in judged.fits.values())
     if judged.offered == GENERIC:
@@ -296,7 +296,7 @@ def spread(judged: Judged, values: Values) -> Floats:
         ]
     else:
         rng = np.random.default_rng(judged.seed)
-        table = generic.drawn(judged.table, judged.seed)
+        table = generic.sample_rows(judged.table, judged.seed)
         count = min(count, FOREST_RESAMPLES) if judged.offered == "forest" else count
         models = [
             baseline(judged.offered, table.take(generic.resampled(table.groups, rng)), judged.split)
@@ -315,7 +315,7 @@ def _nth(fit: Fit, number: int) -> Trained:
     return lambda values: Fit(fit.form, shapes, coefficients, fit.penalty).predict(values)
 
 
-def asked_values(judged: Judged, asked: Sequence[Mapping[str, float | str]]) -> dict[str, NDArray[Any]]:
+def point_columns(judged: Evaluation, asked: Sequence[Mapping[str, float | str]]) -> dict[str, NDArray[Any]]:
     """Return configurations as columns.
 
     Raises:
@@ -346,7 +346,7 @@ def _check(factor: Factor, value: float | str) -> None:
         raise UsageError(f"{factor.name}={value} is not a number above 0")
 
 
-def outside(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]:
+def outside(judged: Evaluation, asked: Mapping[str, float | str]) -> tuple[str, ...]:
     """Return texts on how a configuration lies outside the recorded ones: outside a range, or all combinations."""
     texts = []
     for factor in judged.table.factors:
@@ -360,7 +360,7 @@ def outside(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]
     return tuple(texts) if texts else _not_between(judged, asked)
 
 
-def _not_between(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]:
+def _not_between(judged: Evaluation, asked: Mapping[str, float | str]) -> tuple[str, ...]:
     """Return a text if a configuration is no mixture, in logarithms, of recorded ones with the same categories."""
     table = judged.table
     texts = [factor.name for factor in table.factors if not factor.numeric]
@@ -377,7 +377,7 @@ def _not_between(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str,
     def scaled(values: Any, factor: Factor) -> Any:
         return np.log(np.asarray(values, dtype=float) / factor.low) / np.log(factor.high / factor.low)
 
-    recorded = generic.drawn(table.take(np.flatnonzero(matching)), judged.seed)
+    recorded = generic.sample_rows(table.take(np.flatnonzero(matching)), judged.seed)
     points = np.array([scaled(recorded.values[factor.name], factor) for factor in numbers] + [np.ones(len(recorded))])
     target = np.array([*(scaled(asked[factor.name], factor) for factor in numbers), 1.0])
     try:

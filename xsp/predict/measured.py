@@ -208,8 +208,8 @@ def reading(timings: Timings, size: int) -> tuple[float, str]:
 
 def _sharing(curves: Sequence[Curve], ranks: int, threads: int, least: float) -> Sharing | None:
     """Return the slowdown of ranks, with factors of at least `least` for computing and copying; None if not timed."""
-    computing = transfers.together(curves, "together-product", ranks, threads)
-    copying = transfers.together(curves, "together-copy", ranks, threads)
+    computing = transfers.crowding_factor(curves, "together-product", ranks, threads)
+    copying = transfers.crowding_factor(curves, "together-copy", ranks, threads)
     if computing is None or copying is None:
         return None
     by_family = {(curve.family.name, curve.ranks): curve for curve in curves}

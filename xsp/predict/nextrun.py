@@ -16,7 +16,7 @@ import numpy as np
 
 from xsp.predict import judged as judging
 from xsp.predict.configurations import Factor, Floats
-from xsp.predict.judged import Judged
+from xsp.predict.judged import Evaluation
 
 MOST_CANDIDATES = 4_000
 STEPS = 100
@@ -37,7 +37,7 @@ class Next(NamedTuple):
 
 
 def choose(
-    judged: Judged,
+    judged: Evaluation,
     count: int = 5,
     point: Mapping[str, float | str] | None = None,
     steps: int = STEPS,
@@ -55,11 +55,11 @@ def choose(
     Raises:
         UsageError: the point lacks a factor, or has an unknown factor or value.
     """
-    point_values = None if point is None else judging.asked_values(judged, [point])
+    point_values = None if point is None else judging.point_columns(judged, [point])
     configurations = candidates(judged)
     if not configurations:
         return []
-    values = judging.asked_values(judged, configurations)
+    values = judging.point_columns(judged, configurations)
     seconds = judging.offered(judged)(values)
     deviations = _centered(judging.spread(judged, values))
     target_deviations = deviations if point_values is None else _centered(judging.spread(judged, point_values))
@@ -102,7 +102,7 @@ def _told(deviations: Floats, row: Floats, noise: float) -> Floats:
     return updated
 
 
-def candidates(judged: Judged) -> list[dict[str, float | str]]:
+def candidates(judged: Evaluation) -> list[dict[str, float | str]]:
     """Return combinations of recorded values that were not recorded, at most `MOST_CANDIDATES` random ones."""
     factors = judged.table.factors
     choices = [_choices(judged, factor) for factor in factors]
@@ -122,7 +122,7 @@ def candidates(judged: Judged) -> list[dict[str, float | str]]:
     return [{factor.name: value for factor, value in zip(factors, combination, strict=True)} for combination in new]
 
 
-def _choices(judged: Judged, factor: Factor) -> list[float | str]:
+def _choices(judged: Evaluation, factor: Factor) -> list[float | str]:
     """Return the candidate values of a factor; at most eight over the range of a number."""
     if not factor.numeric:
         return list(factor.levels)

@@ -222,7 +222,7 @@ def _crossings(before: Sequence[Sequence[int]], core: Sequence[int | None]) -> i
     )
 
 
-def _concurrent_calls(slots: Sequence[schedule.Placed]) -> tuple[tuple[int, ...], int]:
+def _concurrent_calls(slots: Sequence[schedule.Slot]) -> tuple[tuple[int, ...], int]:
     """Return the calls that run while another one does, by number, and the maximum that run at the same time."""
     events = sorted(
         (moment, is_start, slot.node)

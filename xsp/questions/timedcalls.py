@@ -20,7 +20,7 @@ from xsp.advise.advice import MOST_SPANS
 from xsp.bench.spec import AS_RUN, Spec, Timing
 from xsp.bench.timings import Timings
 from xsp.bound import join, planned, seen, timed
-from xsp.bound.seen import Seen
+from xsp.bound.seen import RecordedCall
 from xsp.errors import AnalysisError
 from xsp.graph.node import Graph, Source
 from xsp.processes import cores
@@ -91,7 +91,7 @@ class Ground:
     """Number of threads of the step."""
 
     cores: int
-    seen: tuple[Seen | None, ...] = ()
+    seen: tuple[RecordedCall | None, ...] = ()
     """The call of each node in the trace; empty without a trace."""
 
     step_ms: Interval | None = None
@@ -240,14 +240,14 @@ def threads_of(asked: Asked) -> int:
     return int(asked.settings.get("threads") or run_threads or cores())
 
 
-def _seen(asked: Asked, graph: Graph) -> tuple[Seen | None, ...]:
+def _seen(asked: Asked, graph: Graph) -> tuple[RecordedCall | None, ...]:
     if graph.source is Source.SPANS:
         return tuple(seen.of_nodes(asked.traced))
     calls = seen.of(asked.traced, {node.call.op for node in graph.nodes})
     return tuple(None if index is None else calls[index] for index in join.of(graph, calls).of_node)
 
 
-def _overlap(asked: Asked, calls: Sequence[Seen | None]) -> bool:
+def _overlap(asked: Asked, calls: Sequence[RecordedCall | None]) -> bool:
     """Return whether calls of different threads ran at the same time, for more than `ALLOWANCE` of their time."""
     span_ids = {call.span for call in calls if call is not None}
     rows = asked.traced.con.execute(

@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from xsp.errors import OutputError, TraceError
 from xsp.receiver.http import PROTOBUF, parts_of, response_of
-from xsp.receiver.journal import Receiving
+from xsp.receiver.journal import RunWriter
 from xsp.receiver.limits import Full, Limits, Room, TooLarge
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
@@ -18,7 +18,7 @@ AGE_MS = 60_000
 """Age in milliseconds at which a connection is renewed, so that requests that never end do not stay."""
 
 
-def server(address: str, receiving: Receiving, room: Room, limits: Limits) -> tuple[grpc.Server, int]:
+def server(address: str, receiving: RunWriter, room: Room, limits: Limits) -> tuple[grpc.Server, int]:
     """Return a gRPC server that is bound but not started, and its port.
 
     Raises:

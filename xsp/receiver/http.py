@@ -17,9 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from xsp.errors import OutputError, TraceError
 from xsp.importers import otlp_json, otlp_proto
 from xsp.importers.otlp import Part
-from xsp.receiver.journal import Answer, Receiving
+from xsp.receiver.journal import Answer, RunWriter
 from xsp.receiver.limits import CHUNK, Broken, Full, Limits, Room, Share, TooLarge, check_json, check_protobuf, unzipped
-from xsp.receiver.loopback import LOOPBACK, RETRY_AFTER_S, Door, Prompt, asks_for_loopback
+from xsp.receiver.loopback import LOOPBACK, RETRY_AFTER_S, DeadlineHandler, LimitedHTTPServer, asks_for_loopback
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -36,10 +36,10 @@ class Refused(Exception):
         self.status = status
 
 
-class Web(Door):
+class OtlpHttpServer(LimitedHTTPServer):
     """The HTTP server of a receiver."""
 
-    def __init__(self, address: tuple[str, int], receiving: Receiving, room: Room, limits: Limits) -> None:
+    def __init__(self, address: tuple[str, int], receiving: RunWriter, room: Room, limits: Limits) -> None:
         """Start to listen.
 
         Raises:
@@ -50,10 +50,10 @@ class Web(Door):
         super().__init__(address, _Request, limits.connections)
 
 
-class _Request(Prompt):
+class _Request(DeadlineHandler):
     """A connection to the receiver."""
 
-    server: Web
+    server: OtlpHttpServer
     protocol_version = "HTTP/1.1"
 
     @property

@@ -109,7 +109,7 @@ class _RunDirectory:
 
     def content(self) -> Run:
         """Return the content of `run.json` while spans arrive."""
-        run = jobs.as_one(list(self.runs.values())).run if self.runs else Run.of({"name": self.place.name})
+        run = jobs.merge_runs(list(self.runs.values())).run if self.runs else Run.of({"name": self.place.name})
         received = {
             "requests": self.requests,
             "skipped": dict(self.skipped),
@@ -120,7 +120,7 @@ class _RunDirectory:
         return (run | {"finished": False, "received": received}).noted(SOURCE, [NO_STEPS] if self.made_steps else [])
 
 
-class Receiving:
+class RunWriter:
     """A writer of run directories that accepts decoded requests from any number of threads."""
 
     def __init__(self, out: Path, say: Callable[[str], None]) -> None:

@@ -28,7 +28,7 @@ def asks_for_loopback(host: str | None) -> bool:
     return name.lower() in LOOPBACK
 
 
-class Door(ThreadingHTTPServer):
+class LimitedHTTPServer(ThreadingHTTPServer):
     """An HTTP server with a thread for each connection, and a limit on their number."""
 
     daemon_threads = True
@@ -91,7 +91,7 @@ class _Deadline(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
-class Prompt(BaseHTTPRequestHandler):
+class DeadlineHandler(BaseHTTPRequestHandler):
     """A connection whose requests must arrive within a time limit."""
 
     server_version = "xsp"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp.errors import PluginError, UsageError
-from xsp.receiver.journal import Receiving
+from xsp.receiver.journal import RunWriter
 from xsp.receiver.limits import Limits, Room
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -65,7 +65,7 @@ class Server:
         """
         self._say = say
         self._ended = threading.Event()
-        self.receiving = Receiving(out, say)
+        self.receiving = RunWriter(out, say)
         room = Room(BODIES * limits.max_body)
         with contextlib.ExitStack() as stack:
             stack.callback(self.receiving.close)

@@ -77,7 +77,7 @@ def claimed_for_several(settings: Settings) -> Iterator[Path]:
         OutputError: as `claim`.
     """
     claimed = _claim(settings.place, "", None, rundir.hold, settings.overwrite, settings.next_free)
-    with rundir.several(*claimed) as out:
+    with rundir.unlock_after_runs(*claimed) as out:
         yield out
 
 

@@ -22,7 +22,7 @@ RAREFIED = 1000
 """Minimum pause as a multiple of the last duration: even on a slow disk, showing takes no more than 0.1 %."""
 
 
-class Underway:
+class ProgressDisplay:
     """The display of a run's progress."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Underway:
     def _write(self, path: Path, progress: dict[str, Any]) -> None:
         """Write the file atomically; it is not flushed to the disk, because it is of no use after a crash."""
         # errors are ignored: on a full disk steps are lost, which is counted; progress is only informative
-        with contextlib.suppress(OSError), atomic.written(path, flush=False) as temporary:
+        with contextlib.suppress(OSError), atomic.replacing(path, flush=False) as temporary:
             temporary.write_text(json.dumps(progress), encoding="utf-8")
 
 

@@ -22,7 +22,7 @@ from xsp.record.collecting import Collecting, Listener
 from xsp.record.kinds import Kinds
 from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
-from xsp.record.progress import Underway
+from xsp.record.progress import ProgressDisplay
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import NEW, Schedule, Turn
 from xsp.record.storing import Storing
@@ -43,7 +43,7 @@ class Steps:
         self.batch_size = batch_size
         self.collecting = Collecting()
         self.blocks = blocks.Blocks()
-        self.underway = Underway()
+        self.underway = ProgressDisplay()
         self.outline = Outline()
         self.kinds = Kinds(self.outline.subjects.layouts)
         self.loop = Loop()

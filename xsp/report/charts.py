@@ -208,13 +208,13 @@ def charts(answers: Answers) -> list[dict[str, Any]]:
     """Return the data of all charts in the order of the page; for an empty chart, the reason under `missing`."""
     roof = roofs(answers.trace)
     return [
-        {**drawn(chart, answers[chart.analysis]), **(roof if chart.kind == "roofline" else {})}
+        {**chart_data(chart, answers[chart.analysis]), **(roof if chart.kind == "roofline" else {})}
         for chart in CHARTS
         if chart.analysis in ANALYSES
     ]
 
 
-def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
+def chart_data(chart: Chart, answer: Answer) -> dict[str, Any]:
     """Return the data that the page draws of an analysis, or the reason why there is nothing to draw."""
     header = {"section": chart.section, "id": chart.analysis, "title": chart.title}
     if answer.refused is not None:

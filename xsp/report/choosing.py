@@ -42,7 +42,7 @@ class _Token(NamedTuple):
 _END = _Token("end", "")
 
 
-def chosen(
+def select_rows(
     relation: duckdb.DuckDBPyRelation, name: str, where: Sequence[str] = (), sort: str | None = None
 ) -> duckdb.DuckDBPyRelation:
     """Return the rows of a table that meet all conditions, in the requested order.

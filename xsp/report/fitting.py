@@ -41,7 +41,7 @@ _PATH = re.compile(r"[\w-]+(\.[\w-]+)+")
 """The name of a module, a file or a function: parts with dots between them."""
 
 
-def told_apart(names: Sequence[str], width: int) -> list[str]:
+def shorten_distinctly(names: Sequence[str], width: int) -> list[str]:
     """Return names in at most `width` columns of a terminal; different module names stay different if possible.
 
     Parts of the name of a module are removed from the left if no other part occurs at their place after the same
@@ -60,7 +60,7 @@ def told_apart(names: Sequence[str], width: int) -> list[str]:
 
 
 def kernel_names(names: Sequence[str], width: int | None = None) -> list[str]:
-    """Return names in at most `width` columns of a terminal: those of kernels readable, others as `told_apart` does.
+    """Return names in at most `width` columns: those of kernels readable, others as `shorten_distinctly` does.
 
     Without a device, the names in a column of kernels are those of operators and primitives.
     """
@@ -69,7 +69,9 @@ def kernel_names(names: Sequence[str], width: int | None = None) -> list[str]:
     kernels = iter(
         kernelnames.readable_each([name for name, is_one in zip(names, flags, strict=True) if is_one], letters)
     )
-    plain_names = iter(told_apart([name for name, is_one in zip(names, flags, strict=True) if not is_one], letters))
+    plain_names = iter(
+        shorten_distinctly([name for name, is_one in zip(names, flags, strict=True) if not is_one], letters)
+    )
     return [shortened(next(kernels if is_one else plain_names), letters) for is_one in flags]
 
 
@@ -176,7 +178,7 @@ def _cut(column: FittingColumn, width: int | None) -> list[Text]:
     if column.prose:
         return [Text(cell) for cell in column.cells]
     room = width or column.wanted
-    shown = kernel_names(column.cells, room) if column.kernels else told_apart(column.cells, room)
+    shown = kernel_names(column.cells, room) if column.kernels else shorten_distinctly(column.cells, room)
     return [Text(cell, no_wrap=True) for cell in shown]
 
 

@@ -24,8 +24,8 @@ from xsp.levels import depth
 from xsp.report import timeline, words
 from xsp.report.charts import charts
 from xsp.report.headline import headline, phases
-from xsp.report.loop import listed, loop
-from xsp.report.words import devices, explained
+from xsp.report.loop import kinds_data, loop
+from xsp.report.words import describe_rungs, devices_text
 from xsp.store.trace import Trace
 
 MOST_ROWS = 1000
@@ -131,7 +131,7 @@ def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
         "facts": _facts(trace),
         "loop": loop(trace),
         **_added_sections(trace),
-        "kinds": listed(trace, traces),
+        "kinds": kinds_data(trace, traces),
     }
     contents = {
         "__TITLE__": html.escape(f"{trace.name} · xsp"),
@@ -186,7 +186,7 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
             "health": reliability,
             "charts": charts(answers),
             "ledger": [{**row, "records": depth(row["rung"])} for row in ledger],
-            "rungs": explained(row["rung"] for row in ledger),
+            "rungs": describe_rungs(row["rung"] for row in ledger),
             "tables": [_table(trace, name, answer) for name, answer in results.items() if answer.refused is None],
             "refused": [(name, answer.refused) for name, answer in results.items() if answer.refused is not None],
             "timeline": drawing.result(),
@@ -218,9 +218,9 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     versions = {"xsp": run.xsp, "Python": machine.python, **machine.packages}
     facts = [
         ("recorded", (run.created or "").replace("T", " ").replace("Z", " UTC")),
-        ("recorded levels", explained(run.rungs) or run.levels or ""),
+        ("recorded levels", describe_rungs(run.rungs) or run.levels or ""),
         ("processor", f"{machine.cpu}, {machine.cores or '?'} cores" if machine.cpu else ""),
-        ("devices", devices(trace)),
+        ("devices", devices_text(trace)),
         ("system", system),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
     ]

@@ -183,7 +183,7 @@ MOST = 4
 """Maximum number of kinds whose figures are on one page."""
 
 
-def listed(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
+def kinds_data(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
     """Return the kinds of a run for the page.
 
     Args:

@@ -24,7 +24,7 @@ from xsp.errors import AnalysisError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
 from xsp.report.fitting import FittingColumn, FittingTable
-from xsp.report.words import attributed, devices, number, used_devices
+from xsp.report.words import attributed, devices_text, number, used_devices
 from xsp.scrub import plain
 from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
@@ -212,7 +212,7 @@ _MOST = (
 
 def _named(answers: Answers) -> str:
     """Return the trace's name, its devices, and the latency of a step."""
-    parts = [answers.trace.name, *filter(None, [devices(answers.trace)])]
+    parts = [answers.trace.name, *filter(None, [devices_text(answers.trace)])]
     if (row := answers.latency()) is not None:
         parts.append(f"{row['steps']} step{'s' * (row['steps'] > 1)} of {number(row['latency_ms'])} ms")
     return ", ".join(parts)

@@ -41,7 +41,7 @@ class Figures:
     """The slowest layers of the last steps, slowest first: name, milliseconds, share of the step in percent."""
 
 
-def look(run: Path) -> Figures:
+def read_figures(run: Path) -> Figures:
     """Return the figures of a run.
 
     Raises:

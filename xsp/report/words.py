@@ -14,7 +14,7 @@ from xsp.schema import Grade, Level
 from xsp.store.trace import Trace
 
 
-def explained(rungs: Iterable[str]) -> str:
+def describe_rungs(rungs: Iterable[str]) -> str:
     """Return rungs with the levels that they record: `steps and calls (M), layers too (M/L)`."""
     return ", ".join(f"{depth(rung)}{' too' if index else ''} ({rung})" for index, rung in enumerate(rungs))
 
@@ -26,7 +26,7 @@ def used_devices(trace: Trace) -> list[tuple[int, int]]:
     ).fetchall()
 
 
-def devices(trace: Trace) -> str:
+def devices_text(trace: Trace) -> str:
     """Return the devices that work ran on, and how many the machine has; an empty text if none is known.
 
     `2 × NVIDIA A100 (of 8 in the machine)`; a trace of one GPU has one device, however many the machine has.

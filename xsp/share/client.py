@@ -72,7 +72,7 @@ def _array(nbytes: int) -> Any:
     return type("Weights", (ctypes.c_char * nbytes,), {})
 
 
-class Held:
+class AttachedWeights:
     """Weights that this process is attached to."""
 
     def __init__(self, answer: dict[str, Any], mapping: Mapping) -> None:
@@ -148,7 +148,9 @@ def ask(connection: socket.socket, asked: dict[str, Any], file: int | None = Non
     return answer, descriptors
 
 
-def attach(source: str | os.PathLike[str] | int, folder: Path | None = None, patience_s: float = PATIENCE_S) -> Held:
+def attach(
+    source: str | os.PathLike[str] | int, folder: Path | None = None, patience_s: float = PATIENCE_S
+) -> AttachedWeights:
     """Attach to the weights of a file; the store copies them if it does not hold them.
 
     Args:
@@ -160,7 +162,7 @@ def attach(source: str | os.PathLike[str] | int, folder: Path | None = None, pat
     Raises:
         ShareError: there is no store or no such file, or the store refuses the file; the message gives the reason.
     """
-    connection, answer, descriptors = obtained(
+    connection, answer, descriptors = request_attachment(
         "share", lambda: connect(folder, patience_s), lambda connection: _asked(connection, source)
     )
     with span("share.map"):
@@ -172,10 +174,10 @@ def attach(source: str | os.PathLike[str] | int, folder: Path | None = None, pat
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return Held(answer, mapping)
+        return AttachedWeights(answer, mapping)
 
 
-def obtained(
+def request_attachment(
     named: str,
     connecting: Callable[[], socket.socket],
     asking: Callable[[socket.socket], tuple[dict[str, Any], list[int]]],
@@ -227,11 +229,11 @@ def status(folder: Path | None = None, name: str = wire.SOCKET) -> dict[str, Any
         ShareError: there is no store.
     """
     with connect(folder, name=name) as connection:
-        state: dict[str, Any] = told(connection, {"ask": "status"})
+        state: dict[str, Any] = ask_large(connection, {"ask": "status"})
     return state
 
 
-def told(connection: socket.socket, asked: dict[str, Any]) -> Any:
+def ask_large(connection: socket.socket, asked: dict[str, Any]) -> Any:
     """Return an answer that is too long for a message, so the store sends it in memory.
 
     Raises:

@@ -128,10 +128,10 @@ def _detach(connection: socket.socket) -> None:
     connection.close()
 
 
-class DeviceHeld:
+class DeviceWeights:
     """Weights on a device that this process is attached to."""
 
-    def __init__(self, on_host: client.Held, answer: dict[str, Any], mapping: DeviceMapping) -> None:
+    def __init__(self, on_host: client.AttachedWeights, answer: dict[str, Any], mapping: DeviceMapping) -> None:
         self.key = on_host.key
         self.hit: bool = answer["hit"]
         self.tensors = on_host.tensors
@@ -141,12 +141,12 @@ class DeviceHeld:
 
 
 def attach(
-    held: client.Held,
+    held: client.AttachedWeights,
     device: driver.Device,
     source: str,
     folder: Path | None = None,
     patience_s: float = client.PATIENCE_S,
-) -> DeviceHeld:
+) -> DeviceWeights:
     """Attach to weights on a device; the device's store copies them there if it does not hold them.
 
     Args:
@@ -169,7 +169,7 @@ def attach(
             _detach(connection)
             raise
 
-    connection, answer, _ = client.obtained(
+    connection, answer, _ = client.request_attachment(
         "share.device",
         lambda: client.connect(folder, patience_s, wire.device_socket(device.uuid), missing),
         ask,
@@ -181,7 +181,7 @@ def attach(
         except BaseException:
             _detach(connection)
             raise
-        return DeviceHeld(held, answer, mapping)
+        return DeviceWeights(held, answer, mapping)
 
 
 def status(folder: Path | None = None) -> list[dict[str, Any]]:
@@ -232,6 +232,6 @@ def check(folder: Path | None = None) -> list[dict[str, Any]]:
         if "error" in state:
             raise ShareError(state["error"])
         with client.connect(folder, name=wire.device_socket(state["device"]["uuid"])) as connection:
-            results = client.told(connection, {"ask": "check"})
+            results = client.ask_large(connection, {"ask": "check"})
         tables += [{"device": state["device"], **result} for result in results]
     return tables

@@ -31,7 +31,7 @@ from xsp.errors import ShareError, UsageError, XspError
 from xsp.scrub import plain
 from xsp.share import client as host
 from xsp.share import driver
-from xsp.share.serving import Made, Serving
+from xsp.share.serving import CopyResult, Serving
 from xsp.share.shelf import Client, Eviction, Object, Shelf, Span, size_text
 from xsp.share.weights import Tensor
 from xsp.share.wire import device_socket, in_memory
@@ -55,7 +55,7 @@ class OnDevice(Object):
     """Weights on a device."""
 
     device: driver.Device = field(kw_only=True)
-    held: host.Held | None = field(kw_only=True)
+    held: host.AttachedWeights | None = field(kw_only=True)
     """The same weights in the host's store, which cannot evict them while this copy exists."""
 
     handle: bytes = field(kw_only=True)
@@ -220,7 +220,7 @@ class DeviceStore(Serving[OnDevice]):
         device = {"ordinal": self.device.ordinal, "name": self.device.name, "uuid": self.device.uuid}
         return {"device": device, **super().status()}
 
-    def _copy(self, key: str, source: str) -> Made[OnDevice]:
+    def _copy(self, key: str, source: str) -> CopyResult[OnDevice]:
         """Copy an object of the host's store onto the device; an error becomes a message in the result."""
         spans: list[Span] = []
         reserved, address = 0, 0
@@ -247,13 +247,13 @@ class DeviceStore(Serving[OnDevice]):
                 key, address, allocated, len(on_host.tensors), source,
                 copy_ns=copy_end - copy_start, device=self.device, held=on_host, handle=handle, size=size,
             )  # fmt: skip
-            return Made(on_device, reserved, spans, None)
+            return CopyResult(on_device, reserved, spans, None)
         except Exception as error:
             if address:
                 with contextlib.suppress(ShareError):
                     self.device.free(address)
             message = str(error) if isinstance(error, ShareError) else f"{source}: {type(error).__name__}: {error}"
-            return Made(None, reserved, spans, message)
+            return CopyResult(None, reserved, spans, message)
 
     def _allocate(self, nbytes: int, source: str) -> tuple[int, int]:
         """Return the address of memory, and the number of objects evicted for it beyond what the capacity requires.
@@ -379,7 +379,9 @@ _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.share.devicestore
 START_S, END_S = 120.0, 2.0
 
 
-def started(folder: Path, ordinal: int, capacity_bytes: int | None, eviction: Eviction) -> subprocess.Popen[bytes]:
+def start_process(
+    folder: Path, ordinal: int, capacity_bytes: int | None, eviction: Eviction
+) -> subprocess.Popen[bytes]:
     """Start a process that serves a device, and return it once it accepts clients.
 
     It runs in its own session: an interrupt in the terminal ends the store, and this process follows its clients.
@@ -403,7 +405,7 @@ def started(folder: Path, ordinal: int, capacity_bytes: int | None, eviction: Ev
     raise ShareError(message or f"cuda:{ordinal}: the process that serves it ended with {ending}")
 
 
-def beside(
+def start_device_stores(
     serving: Serving[Object], ordinals: Sequence[int], capacity_bytes: int | None, eviction: Eviction
 ) -> dict[int, subprocess.Popen[bytes]]:
     """Start a process for each device, for a store that does not serve yet, and return the processes by ordinal.
@@ -414,7 +416,7 @@ def beside(
     by_ordinal: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for ordinal in dict.fromkeys(ordinals):
-            by_ordinal[ordinal] = started(serving.folder, ordinal, capacity_bytes, eviction)
+            by_ordinal[ordinal] = start_process(serving.folder, ordinal, capacity_bytes, eviction)
     except BaseException:
         for process in by_ordinal.values():
             process.terminate()
@@ -424,7 +426,7 @@ def beside(
     return by_ordinal
 
 
-def left(beside: Mapping[int, subprocess.Popen[bytes]]) -> list[tuple[int, int]]:
+def wait_for_exit(beside: Mapping[int, subprocess.Popen[bytes]]) -> list[tuple[int, int]]:
     """Wait up to `END_S` for the processes to end; return (ordinal, process ID) of those that still have clients."""
     deadline = time.monotonic() + END_S
     remaining = []
@@ -437,7 +439,7 @@ def left(beside: Mapping[int, subprocess.Popen[bytes]]) -> list[tuple[int, int]]
 
 
 def main(folder: str, ordinal: str, capacity_bytes: str, eviction: str, answers: str) -> None:
-    """Serve a device; the entry point of the process that `started` starts."""
+    """Serve a device; the entry point of the process that `start_process` starts."""
     with open(int(answers), "w", encoding="utf-8") as answer:
         try:
             capacity = int(capacity_bytes) if capacity_bytes else None

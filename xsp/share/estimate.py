@@ -65,7 +65,7 @@ class Constants:
         return max(0.0, self.shapes[family].seconds(nbytes)) * 1e9
 
 
-class Foretold(NamedTuple):
+class SavingEstimate(NamedTuple):
     """The estimated saving of sharing over one way, in one state."""
 
     way: str
@@ -108,7 +108,7 @@ def curves(timings: Timings) -> dict[str, Shape]:
     return shapes
 
 
-def costs(told: measuring.Told = lambda *_: None) -> dict[str, Cost]:
+def costs(told: measuring.ProgressCallback = lambda *_: None) -> dict[str, Cost]:
     """Measure the cost per tensor and per request, by way, on files of 2 and of 1000 tiny tensors, in turns.
 
     Raises:
@@ -145,7 +145,7 @@ def digest_ns() -> float:
     return min(times) / len(data)
 
 
-def foretell(nbytes: int, tensors: int, known: Constants) -> list[Foretold]:
+def estimate_savings(nbytes: int, tensors: int, known: Constants) -> list[SavingEstimate]:
     """Return the saving of sharing weights over each way, warm and cold.
 
     Warm: the file is in the page cache and the store holds the weights. `load_file` and `attach` map memory, and both
@@ -159,7 +159,7 @@ def foretell(nbytes: int, tensors: int, known: Constants) -> list[Foretold]:
     for way, reading in ((MMAP, 0.0), (PICKLE, copying)):
         for state, storing in ((WARM, 0.0), (COLD, storing_ns)):
             way_ns = known.costs[way].of(tensors) + reading
-            result.append(Foretold(way, state, nbytes, tensors, way_ns, attach + storing))
+            result.append(SavingEstimate(way, state, nbytes, tensors, way_ns, attach + storing))
     return result
 
 

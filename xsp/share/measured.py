@@ -87,7 +87,7 @@ def _prepare(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any
         built = models.build(request["module"], settings)
         if not isinstance(built, models.Built):
             raise ShareError(f"{request['module']} runs a step itself; it must return a model and its input")
-        built = models.placed(request["module"], built, settings)
+        built = models.on_device(request["module"], built, settings)
         if built.state is not None:
             raise ShareError(f"{request['module']}: its input depends on the model, and cannot be passed to others")
         torch.save((built.args, built.kwargs), folder / "input.pt")

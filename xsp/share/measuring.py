@@ -52,7 +52,7 @@ _STORE = (
     "from xsp.cli import main; sys.exit(main(['share', 'serve', '--dir', sys.argv[3], '--capacity', *sys.argv[4:]]))"
 )
 
-Told = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Called before each process with a description, the number of processes so far, and the maximum number."""
 
 
@@ -110,7 +110,7 @@ def measure(
     module: str = "",
     turns: int = TURNS,
     seed: int = 0,
-    told: Told = lambda *_: None,
+    told: ProgressCallback = lambda *_: None,
     states: Sequence[str] = (WARM, COLD),
     together: int = TOGETHER,
 ) -> Measured:
@@ -123,7 +123,7 @@ def measure(
         module: the name of the model to which the file belongs; without it, tensors are read once instead of a call.
         turns: maximum number of turns; 3 or more.
         seed: seed of the order.
-        told: progress callback, see `Told`.
+        told: progress callback, see `ProgressCallback`.
         states: which of warm and cold to measure.
         together: concurrent processes for memory; 2 or more, or 0 to leave memory out.
 
@@ -167,7 +167,7 @@ def _take_turns(
     files: Sequence[Path],
     repeats: evidence.Repeats,
     rng: random.Random,
-    report: Told,
+    report: ProgressCallback,
 ) -> None:
     states = [WARM] if result.not_cold else [WARM, COLD]
     order = [(way, state) for way in WAYS for state in states]
@@ -187,7 +187,7 @@ def _take_turns(
                 result.taken[way, state].call_ns.append(times["call_ns"])
             result.turns = turn
             pair = result.taken[MMAP, WARM].total_ns, result.taken[ATTACH, WARM].total_ns
-            if turn >= evidence.FIRST and evidence.look(repeats, *pair).enough:
+            if turn >= evidence.FIRST and evidence.compare_turn(repeats, *pair).enough:
                 return
 
 
@@ -196,7 +196,7 @@ def _take_memory(
     request: dict[str, str],
     files: Sequence[Path],
     store: subprocess.Popen[bytes],
-    report: Told,
+    report: ProgressCallback,
     together: int,
 ) -> None:
     """Measure the memory of one process, and of several concurrent processes, of each way."""
@@ -226,16 +226,16 @@ def _take_memory(
 
 
 @contextlib.contextmanager
-def started() -> Iterator[processes.Asked]:
+def started() -> Iterator[processes.WorkerProcess]:
     """Run a process under measurement."""
-    process = processes.Asked(_CODE, str(os.getpid()))
+    process = processes.WorkerProcess(_CODE, str(os.getpid()))
     try:
         yield process
     finally:
         process.end()
 
 
-def answer_of(process: processes.Asked, question: dict[str, Any]) -> dict[str, Any]:
+def answer_of(process: processes.WorkerProcess, question: dict[str, Any]) -> dict[str, Any]:
     """Send a request to a process under measurement, and return its answer.
 
     Raises:

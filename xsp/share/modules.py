@@ -21,7 +21,7 @@ from xsp.errors import ShareError
 from xsp.record.blocks import span
 from xsp.scrub import plain
 from xsp.share import client, devices, driver, wire
-from xsp.share.devices import DeviceHeld, DeviceMapping
+from xsp.share.devices import DeviceMapping, DeviceWeights
 from xsp.share.weights import Tensor, shards
 
 TYPES = {
@@ -181,7 +181,7 @@ def _ordinal(device: str | torch.device) -> int | None:
         raise ShareError(f"device={str(device)!r}: {str(error).splitlines()[0]}") from None
 
 
-Held = client.Held | DeviceHeld
+Held = client.AttachedWeights | DeviceWeights
 """Weights that this process is attached to, on the host or on a device."""
 
 Slot = tuple[torch.nn.Module, str]
@@ -322,7 +322,7 @@ def view_of(held: Held, tensor: Tensor) -> torch.Tensor:
     kind = TYPES[tensor.dtype]
     if not tensor.nbytes:
         return torch.empty(tensor.shape, dtype=kind, device=_place(held))
-    if isinstance(held, DeviceHeld):
+    if isinstance(held, DeviceWeights):
         part = _whole(held)[tensor.offset : tensor.offset + tensor.nbytes]
         return part.view(kind).view(tensor.shape)
     count = tensor.nbytes // kind.itemsize
@@ -330,10 +330,10 @@ def view_of(held: Held, tensor: Tensor) -> torch.Tensor:
 
 
 def _place(held: Held) -> torch.device:
-    return _whole(held).device if isinstance(held, DeviceHeld) else torch.device("cpu")
+    return _whole(held).device if isinstance(held, DeviceWeights) else torch.device("cpu")
 
 
-def _whole(held: DeviceHeld) -> torch.Tensor:
+def _whole(held: DeviceWeights) -> torch.Tensor:
     """Return all bytes of weights on a device as one tensor, which is created once."""
     if held.whole is None:
         held.whole = on_device(held.mapping)

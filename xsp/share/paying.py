@@ -184,7 +184,7 @@ def estimate_text(source: str, tensors: Sequence[Tensor], known: estimate.Consta
         "",
         f"{'ms':22} {'without a store':>16} {'attach':>10} {'saved':>10}",
     ]
-    for row in estimate.foretell(nbytes, len(tensors), known):
+    for row in estimate.estimate_savings(nbytes, len(tensors), known):
         figures = f"{_ms(row.other_ns):>16} {_ms(row.attach_ns):>10} {_ms(row.saved_ns):>10}"
         lines.append(f"{row.way + ', ' + row.state:22} {figures}  {PAYS if row.pays else DOES_NOT}")
     lines += [
@@ -208,7 +208,7 @@ def estimate_text(source: str, tensors: Sequence[Tensor], known: estimate.Consta
 
 def _group(nbytes: int, count: int, constants: estimate.Constants) -> dict[str, float]:
     """Return the saving for a part of the weights in nanoseconds, by way, warm, without the request to the store."""
-    rows = [row for row in estimate.foretell(nbytes, count, constants) if row.state == WARM]
+    rows = [row for row in estimate.estimate_savings(nbytes, count, constants) if row.state == WARM]
     fixed = constants.costs[ATTACH].fixed_ns
     return {row.way: row.saved_ns - constants.costs[row.way].fixed_ns + fixed for row in rows}
 
@@ -229,7 +229,7 @@ def estimate_plain(source: str, tensors: Sequence[Tensor], known: estimate.Const
                 "saved_ns": row.saved_ns,
                 "pays": row.pays,
             }
-            for row in estimate.foretell(nbytes, len(tensors), known)
+            for row in estimate.estimate_savings(nbytes, len(tensors), known)
         ],
         "groups": [
             {"name": name, "nbytes": size, "tensors": count, "saved_ns": _group(size, count, known)}

@@ -36,7 +36,7 @@ Then = Callable[[list[Client]], object]
 """Callback in the event loop when the thread has finished, with the clients that wait for the result."""
 
 
-class Made(NamedTuple, Generic[Kind]):
+class CopyResult(NamedTuple, Generic[Kind]):
     """The result of the thread's work."""
 
     object: Kind | None
@@ -361,7 +361,7 @@ class Serving(Generic[Kind]):
                 client.waits_for = None
             then(waiting)
 
-    def _put(self, result: Made[Kind], waiting: list[Client]) -> Kind | None:
+    def _put(self, result: CopyResult[Kind], waiting: list[Client]) -> Kind | None:
         """Keep a new object and give it to the clients that wait; return the kept object, None after an error."""
         if result.object is None:
             self.shelf.release(result.reserved)

@@ -22,7 +22,7 @@ from xsp import clock
 from xsp.errors import ShareError, UsageError
 from xsp.scrub import plain
 from xsp.share import pages, weights
-from xsp.share.serving import Made, Serving
+from xsp.share.serving import CopyResult, Serving
 from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
 
 SETTLED_NS = 50_000_000
@@ -81,7 +81,7 @@ class Store(Serving[Object]):
     def _described(self, stored: Object) -> dict[str, Any]:
         return {**super()._described(stored), "large_bytes": stored.large_bytes}
 
-    def _copied(self, version: Version, file: int, source: str) -> tuple[Made[Object], bool]:
+    def _copied(self, version: Version, file: int, source: str) -> tuple[CopyResult[Object], bool]:
         """Copy a file and close it; return the result, and whether the file's times would show another change."""
         is_settled = abs(time.time_ns() - max(version[-2:])) > SETTLED_NS
         try:
@@ -89,14 +89,14 @@ class Store(Serving[Object]):
         finally:
             os.close(file)
 
-    def _keep(self, version: Version, outcome: tuple[Made[Object], bool], waiting: list[Client]) -> None:
+    def _keep(self, version: Version, outcome: tuple[CopyResult[Object], bool], waiting: list[Client]) -> None:
         result, is_settled = outcome
         stored = self._put(result, waiting)
         if stored is not None and is_settled:
             self._known = {version: key for version, key in self._known.items() if key in self.shelf.objects}
             self._known[version] = stored.key
 
-    def _copy(self, version: Version, file: int, source: str) -> Made[Object]:
+    def _copy(self, version: Version, file: int, source: str) -> CopyResult[Object]:
         """Copy a file into sealed memory; an error becomes a message in the result."""
         spans: list[Span] = []
         reserved, memory = 0, -1
@@ -118,12 +118,12 @@ class Store(Serving[Object]):
             spans.append(Span("share.copy", start, clock.monotonic_ns()))
             copy_ns = clock.monotonic_ns() - start
             stored = Object(key, memory, layout.size, len(tensors), source, copy_ns=copy_ns, large_bytes=large)
-            return Made(stored, reserved, spans, None)
+            return CopyResult(stored, reserved, spans, None)
         except Exception as error:
             if memory >= 0:
                 os.close(memory)
             message = str(error) if isinstance(error, ShareError) else f"{source}: {type(error).__name__}: {error}"
-            return Made(None, reserved, spans, message)
+            return CopyResult(None, reserved, spans, message)
 
 
 def version_of(found: os.stat_result) -> Version:

@@ -15,7 +15,7 @@ import duckdb
 from xsp import table
 from xsp.errors import AnalysisError, TraceError
 from xsp.run import Run
-from xsp.rundir import MERGED_FILE, RUN_FILE, STEPS, of_ranks, parsed
+from xsp.rundir import MERGED_FILE, RUN_FILE, STEPS, of_ranks, parse_run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
 from xsp.spark import dialect
 from xsp.spark.session import reason_of
@@ -91,7 +91,7 @@ class SparkTrace(Trace):
         """Return the content of each `run.json`, by rank."""
         try:
             rows = self._spark.read.text(where, wholetext=True).collect()
-            runs = [parsed(row[0], where) for row in rows]
+            runs = [parse_run(row[0], where) for row in rows]
         except Exception as error:  # errors of Spark and Java, which depend on the URL's scheme
             raise TraceError(
                 f"{where}: Spark reads no run there ({reason_of(error)}); import traces of other tools first: "
@@ -108,7 +108,7 @@ class SparkTrace(Trace):
                 raise TraceError(f"{files}: Spark reads no spans there ({reason_of(error)})") from error
             frame = self._spark.createDataFrame([], "none int")
         frame.createOrReplaceTempView(f"{name}_files")
-        select_list = table.shown(columns, frame.columns)
+        select_list = table.select_list(columns, frame.columns)
         view = dialect.translate(dialect.parse(f"SELECT {select_list} FROM {name}_files"))
         self._spark.sql(view).createOrReplaceTempView(name)
 

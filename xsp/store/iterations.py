@@ -111,7 +111,7 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     ).fetchall()
     if len(rows) < ENOUGH:
         return []
-    passing = passing_of(con, run) if any(steps > 1 for *_, steps in rows) else Passing()
+    passing = passing_of(con, run) if any(steps > 1 for *_, steps in rows) else IdleHookCost()
     subtracted = [passing.of(dur_ns) if steps > 1 else 0.0 for _, dur_ns, *_, steps in rows]
     return [
         BareStep(step, dur_ns - subtracted_ns, samples, subtracted_ns, place, 0.0 if steps > 1 else own_ns, steps)
@@ -203,7 +203,7 @@ def evicted(steps: Sequence[BareStep]) -> float:
     return min(own_ns, MOST_PASSING * percentile_ns(steps, 0.5))
 
 
-class Passing(NamedTuple):
+class IdleHookCost(NamedTuple):
     """Nanoseconds that a step takes longer because its calls pass through hooks of collectors that record nothing."""
 
     warm_ns: float = 0.0
@@ -224,7 +224,7 @@ class Passing(NamedTuple):
         return min(self.warm_ns + coldness * max(0.0, self.cold_ns - self.warm_ns), dur_ns * MOST_PASSING)
 
 
-def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> Passing:
+def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> IdleHookCost:
     """Return the cost of idle collectors for the spans of a step, according to the calibration.
 
     Args:
@@ -233,7 +233,7 @@ def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> Passing:
     """
     costs = {name: cost for name, cost in run.costs.items() if cost.ns_passing or _outer_ns(cost)}
     if not costs:
-        return Passing()
+        return IdleHookCost()
     rows = con.execute(
         """
         SELECT collector, level, median(spans) FROM (
@@ -249,7 +249,7 @@ def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> Passing:
         is_outer = level <= Level.MODEL and _outer_ns(cost) > 0
         warm += spans * (cost.ns_passing_outer if is_outer else cost.ns_passing)
         cold += spans * (_outer_ns(cost) if is_outer else cost.ns_passing)
-    return Passing(warm, cold, max(cost.sweep_ns for cost in costs.values()))
+    return IdleHookCost(warm, cold, max(cost.sweep_ns for cost in costs.values()))
 
 
 def _outer_ns(cost: Cost) -> float:

@@ -58,7 +58,7 @@ def append(run: Path, rows: bytes, offset_ns: int) -> None:
         file.write(values.tobytes())
 
 
-def show(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
+def create_table(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
     """Make the table `loop` from the rows of run directories; it is empty if they have none.
 
     Returns:
@@ -82,7 +82,7 @@ def show(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
     return warnings
 
 
-def show_in_turn(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> tuple[list[str], dict[Path, int]]:
+def create_table_in_sequence(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> tuple[list[str], dict[Path, int]]:
     """Make the table `loop` of several runs of one program, with the steps of a run numbered after those before it.
 
     Returns:
@@ -93,7 +93,7 @@ def show_in_turn(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> tuple[
     offset = 0
     table.create(con, "loop_in_turn", LOOP_COLUMNS)
     for run in runs:
-        warnings += show(con, [run])
+        warnings += create_table(con, [run])
         offsets[run] = offset
         con.execute(f"INSERT INTO loop_in_turn SELECT * REPLACE (step + {offset} AS step) FROM loop")
         ((end,),) = con.execute("SELECT coalesce(max(step + steps), 0) FROM loop").fetchall()

@@ -82,7 +82,7 @@ def true_trace(
         kind: kind of step to compute figures for, a number in `loop`; default: the kind that takes most time.
     """
     run = Run.of(run)
-    if table.holds(con, "merged"):
+    if table.has_table(con, "merged"):
         find_alike(con, kind)
     else:
         merge(con, run, kind)
@@ -148,7 +148,7 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
         con: holds `spans`, and `loop` if there is one.
         kind: kind of step; default: the recorded kind whose steps took most of the program's time.
     """
-    if not table.holds(con, "loop"):
+    if not table.has_table(con, "loop"):
         table.create(con, "loop", LOOP_COLUMNS)
     requested = "NULL::INTEGER" if kind is None else str(int(kind))
     con.execute(

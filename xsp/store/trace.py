@@ -114,7 +114,7 @@ class Trace:
         self.rungs = list(rungs)
         self.path = path
         for name, columns in (("samples", SAMPLE_COLUMNS), ("loop", LOOP_COLUMNS)):
-            if not table.holds(con, name):
+            if not table.has_table(con, name):
                 table.create(con, name, columns)
 
     def __repr__(self) -> str:

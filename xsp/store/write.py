@@ -82,7 +82,7 @@ class Store:
         """
         start_ns = time.monotonic_ns()
         run = Run.of(content)
-        loop.show(self._con, [self._run])
+        loop.create_table(self._con, [self._run])
         loop.write(self._con, self._run)
         segments = rundir.segments(self._run)
         summary: dict[str, Any] = {"segments": len(segments)}

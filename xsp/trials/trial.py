@@ -102,7 +102,7 @@ def names() -> list[str]:
     return sorted(_CLASSES)
 
 
-def named(text: str) -> list[Trial]:
+def parse(text: str) -> list[Trial]:
     """Return the trials of a text such as `channels_last+threads=2`, in order.
 
     Raises:

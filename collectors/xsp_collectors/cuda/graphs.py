@@ -27,7 +27,7 @@ UNSEEN = (
 )
 
 
-class Placed(NamedTuple):
+class Placement(NamedTuple):
     """Spans of a step, and the amount of its replayed work whose capture was not seen."""
 
     spans: list[Span]
@@ -114,7 +114,7 @@ def _modules_on(frame: FrameType | None) -> list[Any]:
     return modules[::-1]
 
 
-def place(spans: Sequence[Span], captures: Captures) -> Placed:
+def place(spans: Sequence[Span], captures: Captures) -> Placement:
     """Make the work of replays children of the layers that captured its nodes, and add those layers' calls.
 
     The call of a layer in a replay lasts from the start of its first kernel to the end of its last, on the device.
@@ -140,7 +140,7 @@ def place(spans: Sequence[Span], captures: Captures) -> Placed:
             if layer is not None:
                 changed[id(span)] = span._replace(parent_id=layer.span_id, parent_rule=Rule.CAPTURE.value)
         layers += [call._replace(correlation_id=replay) for call in rows.calls]
-    return Placed([*(changed.get(id(span), span) for span in spans), *layers], unknown)
+    return Placement([*(changed.get(id(span), span) for span in spans), *layers], unknown)
 
 
 def _node(span: Span) -> int | None:

@@ -129,7 +129,7 @@ def _of_a_toolkit() -> Path | None:
 def _library_version(path: Path | None) -> Version | None:
     """Return the version of the CUDA release that the library is of; None if nothing says it.
 
-    A wheel has it in its metadata, and a toolkit in `version.json`. The name of a toolkit's file has the year of CUPTI's
+    A wheel has it in its metadata, a toolkit in `version.json`. The name of a toolkit's file has the year of CUPTI's
     own version (`libcupti.so.2025.1.1` of CUDA 12.8); links to it, such as `libcupti.so.12`, have the major version.
     """
     if path is None:

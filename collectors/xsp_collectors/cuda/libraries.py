@@ -71,7 +71,7 @@ def library_of(domain: str | None) -> str | None:
     return LIBRARIES.get((domain or "").strip().lower())
 
 
-def told(message: str) -> tuple[str, dict[str, Any]]:
+def parse_message(message: str) -> tuple[str, dict[str, Any]]:
     """Return the name of a call and its parameters, parsed from a range's message.
 
     >>> told("cublasGemmEx(m=64, n=32)")
@@ -101,7 +101,7 @@ def _span(start: Marker, end: Marker, thread: Thread) -> Span:
         domain = json.dumps({"domain": start.domain}) if start.domain else None
         name = start.name or "range without a name"
         return Span(level=Level.APPLICATION, kind=Kind.USER.value, name=name, attributes=domain, **common)
-    name, parameters = told(start.name or library)
+    name, parameters = parse_message(start.name or library)
     attributes: dict[str, Any] = {"library": library, "evidence": "nvtx"}
     if parameters:
         attributes["parameters"] = parameters

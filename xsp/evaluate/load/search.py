@@ -31,7 +31,7 @@ CONFIDENCE = 0.99
 """Confidence of the percentile's interval in one check; a probe is checked several times."""
 
 
-class Held(enum.Enum):
+class LimitStatus(enum.Enum):
     """Whether a rate held the limit."""
 
     YES = "held"
@@ -40,11 +40,11 @@ class Held(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """A probed rate."""
 
     rate: float
-    held: Held
+    held: LimitStatus
     runs: int
     requests: int
     value_ns: int | None
@@ -56,7 +56,7 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search; rates are requests per second."""
 
     low: float | None
@@ -65,7 +65,7 @@ class Found:
     high: float | None
     """The lowest rate above it that broke the limit; None if none did."""
 
-    probes: tuple[Probed, ...]
+    probes: tuple[ProbeResult, ...]
     share: float
     limit_ns: int
     why: str
@@ -103,7 +103,7 @@ def highest_rate(
     most_runs: int = 6,
     seed: int = 0,
     least: float = 0.0,
-) -> Found:
+) -> SearchResult:
     """Search for the highest rate at which a percentile stays within a limit.
 
     Args:
@@ -140,7 +140,7 @@ def highest_rate(
                 f"at {search.high:.3g} per second hardly any request waits for another one, and the limit is exceeded"
             )
             break
-    return Found(search.low, search.high, tuple(search.probes), share, limit_ns, reason)
+    return SearchResult(search.low, search.high, tuple(search.probes), share, limit_ns, reason)
 
 
 BEYOND = 10
@@ -170,7 +170,7 @@ def drive_to_limit(
     seed: int = 0,
     most_probes: int = 15,
     probed: Callable[[float, int], object] | None = None,
-) -> tuple[Found, Requests]:
+) -> tuple[SearchResult, Requests]:
     """Search for the highest rate by driving Poisson arrivals.
 
     Args:
@@ -193,7 +193,7 @@ def drive_to_limit(
     unloaded = drive(batched(10, batch), serve, clock=clock)
     if len(unloaded) and (fastest := int(unloaded.latency_ns.min())) > limit_ns:
         reason = f"a request takes at least {fastest / 1e6:.3g} ms even without another one before it"
-        return Found(None, None, (), share, limit_ns, reason), unloaded
+        return SearchResult(None, None, (), share, limit_ns, reason), unloaded
     last: dict[float, Requests] = {}
     runs = 0
 
@@ -220,14 +220,14 @@ class _Search:
     ) -> None:  # fmt: skip
         self._probe, self._limit_ns, self._share, self._tolerance = probe, limit_ns, share, tolerance
         self._most_runs, self._seed = most_runs, seed
-        self.probes: list[Probed] = []
+        self.probes: list[ProbeResult] = []
 
     def probe(self, rate: float) -> None:
         """Run a rate until its percentile's interval excludes the limit."""
         latencies: list[Times] = []
         runs = requests = 0
-        held, reason, percentile = Held.UNDECIDED, "", None
-        while runs < self._most_runs and held is Held.UNDECIDED:
+        held, reason, percentile = LimitStatus.UNDECIDED, "", None
+        while runs < self._most_runs and held is LimitStatus.UNDECIDED:
             run = self._probe(rate, self._seed)
             self._seed += 1
             runs, requests = runs + 1, requests + len(run)
@@ -235,33 +235,37 @@ class _Search:
             pooled = np.concatenate(latencies)
             percentile = of_percentile(pooled, self._share, CONFIDENCE) if len(pooled) else None
             if run.stopped is not None and "grows without bound" in run.stopped:
-                held, reason = Held.NO, run.stopped
+                held, reason = LimitStatus.NO, run.stopped
             elif percentile is not None and percentile.low_ns is not None and percentile.low_ns > self._limit_ns:
-                held = Held.NO
+                held = LimitStatus.NO
             elif percentile is not None and percentile.high_ns is not None and percentile.high_ns <= self._limit_ns:
-                held = Held.YES
-        if held is Held.UNDECIDED:
+                held = LimitStatus.YES
+        if held is LimitStatus.UNDECIDED:
             reason = f"the interval of the percentile contains the limit after {runs} runs"
         value, low, high = (
             (percentile.value_ns, percentile.low_ns, percentile.high_ns)
             if percentile is not None
             else (None, None, None)
         )
-        self.probes.append(Probed(rate, held, runs, requests, value, low, high, reason))
+        self.probes.append(ProbeResult(rate, held, runs, requests, value, low, high, reason))
 
     @property
     def low(self) -> float | None:
         """The highest rate that held, below all that broke."""
         broken = self.high
         return max(
-            (probe.rate for probe in self.probes if probe.held is Held.YES and (broken is None or probe.rate < broken)),
+            (
+                probe.rate
+                for probe in self.probes
+                if probe.held is LimitStatus.YES and (broken is None or probe.rate < broken)
+            ),
             default=None,
         )
 
     @property
     def high(self) -> float | None:
         """The lowest rate that broke."""
-        return min((probe.rate for probe in self.probes if probe.held is Held.NO), default=None)
+        return min((probe.rate for probe in self.probes if probe.held is LimitStatus.NO), default=None)
 
     @property
     def next_rate(self) -> float | None:

@@ -54,7 +54,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Around:
+class RunContext:
     """Circumstances of the latencies of a run."""
 
     slowdown: float = 1.0
@@ -80,7 +80,7 @@ class Outcome:
     precision: str = ""
     """Precision of the computation, if it differs from the type of its outputs."""
 
-    around: Mapping[str, Sequence[Around]] = field(default_factory=dict)
+    around: Mapping[str, Sequence[RunContext]] = field(default_factory=dict)
     """By the same names as latencies, one for each run; missing ones are unknown."""
 
 
@@ -296,7 +296,7 @@ def _of_latency(before: Outcome, after: Outcome) -> Iterator[Reason]:
 @dataclass(frozen=True)
 class _Run:
     latencies: list[float]
-    around: Around
+    around: RunContext
 
     @property
     def figure(self) -> float:
@@ -314,7 +314,7 @@ class _Run:
 def _side(outcome: Outcome, part: str) -> list[_Run]:
     runs = outcome.latencies_ns[part]
     contexts = list(outcome.around.get(part, ()))
-    contexts += [Around()] * (len(runs) - len(contexts))
+    contexts += [RunContext()] * (len(runs) - len(contexts))
     return [
         _Run(np.asarray(run, float).tolist(), context) for run, context in zip(runs, contexts, strict=False) if len(run)
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from xsp.errors import ManifestError
 from xsp.evaluate import agents, dialects, reading, yamltext
 from xsp.evaluate.manifest import Dataset, Manifest, Step
 from xsp.evaluate.pipeline import MOST_PIXELS as MOST_OF_AN_IMAGE
-from xsp.evaluate.reading import Read
+from xsp.evaluate.reading import LoadedManifest
 
 SOURCES = ("torchvision", "timm", "transformers", "micro")
 DATA = ("synthetic", "synthetic:images", "synthetic:classes", "synthetic:text")
@@ -37,7 +37,7 @@ MOST_VALUES = 1 << 30
 """Values of all samples together, and of a batch: 4 GiB of floats."""
 
 
-def read(text: str) -> Read:
+def read(text: str) -> LoadedManifest:
     """Return the manifest in a text, of any dialect; sections cannot be file names.
 
     Raises:
@@ -46,11 +46,11 @@ def read(text: str) -> Read:
     parsed = yamltext.read(text, "manifest")
     if not isinstance(parsed.content, dict):
         raise ManifestError("manifest:1: a manifest must be a mapping of fields")
-    dialect = dialects.told(parsed.content)
-    return reading.of_plain(dialects.in_our_words(dict(parsed.content), dialect), text=parsed, dialect=dialect)
+    dialect = dialects.detect(parsed.content)
+    return reading.of_plain(dialects.translate(dict(parsed.content), dialect), text=parsed, dialect=dialect)
 
 
-def of_json(content: Any) -> Read:
+def of_json(content: Any) -> LoadedManifest:
     """Return the manifest in plain data, within the limits of one in YAML.
 
     Raises:

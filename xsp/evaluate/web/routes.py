@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from xsp.errors import ManifestError, UsageError
 from xsp.evaluate import agents, manifest, pipeline, results, standings, tables, yamltext
 from xsp.evaluate.agents import Agent, Options
-from xsp.evaluate.reading import Read
+from xsp.evaluate.reading import LoadedManifest
 from xsp.evaluate.results import Result
 from xsp.evaluate.web import policy, shelf
 from xsp.evaluate.web.queue import ENDED, Job, Queue
@@ -51,7 +51,7 @@ _KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=ut
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class Asked(BaseModel):
+class EvaluationRequest(BaseModel):
     """A requested evaluation: a manifest as plain data or as YAML, with options."""
 
     manifest: dict[str, Any] | None = None
@@ -182,7 +182,7 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
         return json_response(manifest.schema())
 
     @router.post("/api/check", summary="Errors in a manifest, and agents that can run it")
-    def check(asked: Asked) -> Response:
+    def check(asked: EvaluationRequest) -> Response:
         read = _read(asked)
         fit, reasons = agents.matching(read.manifest, known)
         return json_response({
@@ -192,7 +192,7 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
         })  # fmt: skip
 
     @router.post("/api/jobs", status_code=202, summary="Request an evaluation")
-    def ask(asked: Asked) -> Response:
+    def ask(asked: EvaluationRequest) -> Response:
         read = _read(asked)
         errors = _refused(read)
         if errors:
@@ -307,14 +307,14 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
     return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
 
 
-def _read(asked: Asked) -> Read:
+def _read(asked: EvaluationRequest) -> LoadedManifest:
     if (asked.manifest is None) == (asked.yaml is None):
         raise UsageError("send a manifest, either as `manifest` or as `yaml`")
     return policy.read(asked.yaml) if asked.yaml is not None else policy.of_json(asked.manifest)
 
 
-def _refused(read: Read) -> list[str]:
-    return [*policy.refused(read.manifest), *pipeline.wrong(read.manifest)]
+def _refused(read: LoadedManifest) -> list[str]:
+    return [*policy.refused(read.manifest), *pipeline.problems(read.manifest)]
 
 
 def _asset(package: str, name: str) -> bytes:
