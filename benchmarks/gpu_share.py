@@ -22,7 +22,7 @@ from parts import gpu_workloads, share_worker, turns
 
 from xsp import models, processes
 from xsp.share import devices, measuring
-from xsp.share.measured import ATTACH, MMAP, assign
+from xsp.share.loadworker import ATTACH, MMAP, assign
 
 MODELS = ("resnet50", "densenet121", "vit_b_16", "convnext_base", "vgg16")
 TOGETHER = 4

@@ -24,7 +24,7 @@ from parts import share_worker, steps, turns
 
 from xsp import processes
 from xsp.share import client, measuring
-from xsp.share.measured import ATTACH, MMAP
+from xsp.share.loadworker import ATTACH, MMAP
 
 CLIENTS, ACTIVE = (1, 2, 4, 6, 8, 10), (0.2, 0.4, 0.6, 0.8, 1.0)
 """Numbers of concurrent clients, and shares of the models that are active."""

@@ -1,9 +1,9 @@
 """A worker process for requests: it loads weights, calls the model once, reports the time of both, and frees the model.
 
 Requests arrive as lines of JSON on stdin, answers leave on a file descriptor, as in `xsp.processes.WorkerProcess`.
-Modules without values are built once and copied before the timer starts, so that loading and the first call are compared. A
-request may be answered by a forked child. With the way `FORK` this is a pre-forked server: the weights are already in
-the module.
+Modules without values are built once and copied before the timer starts, so that loading and the first call are
+compared. A request may be answered by a forked child. With the way `FORK` this is a pre-forked server: the weights are
+already in the module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from xsp import models, processes
 from xsp.errors import ShareError
-from xsp.share.measured import ATTACH, assign
+from xsp.share.loadworker import ATTACH, assign
 
 FORK = "pre-forked"
 ANSWER_S = 300.0

@@ -17,7 +17,7 @@ from xsp.bench.environment import Environment
 from xsp.bench.plan import overheads, specs
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
-from xsp.bound import ladder, planned, section, seen, text
+from xsp.bound import ladder, planned, recordedcalls, section, text
 from xsp.bound.ladder import Rung
 from xsp.bound.totals import Figure, Total, coverage, half, total
 from xsp.cli import main
@@ -467,7 +467,7 @@ def test_the_measured_step_has_the_batch_of_the_merged_one() -> None:
         for step, (end, batch) in enumerate([(9_000, 3), *[(20_000, 4)] * 5])
         for row in testing.spans(f"step s 0-{end} batch_size={batch}", step=step)
     ]
-    found = seen.measured(testing.trace_of(rows))
+    found = recordedcalls.measured(testing.trace_of(rows))
     assert found is not None
     assert found.ns == pytest.approx(20e6)
 

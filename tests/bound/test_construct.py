@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from xsp import bench, sections, testing
 from xsp.bench.spec import CacheState, Status, Timing, untimed
-from xsp.bound import construct, curves, curvetext, seen
+from xsp.bound import construct, curves, curvetext, recordedcalls
 from xsp.cli import main
 from xsp.errors import GraphError
 from xsp.graph import keys
@@ -278,7 +278,7 @@ def test_a_run_of_a_device_is_not_held_against_timings_of_this_processor(shared:
 
 
 def test_a_run_of_another_model_makes_no_error_of_a_curve(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(seen, "is_elsewhere", lambda trace: False)
+    monkeypatch.setattr(recordedcalls, "is_elsewhere", lambda trace: False)
     step = "step train 0-100\n  forward Net 1-90\n    op aten::conv2d 2-80 input_shapes=[[1,3,8,8]] dtype=float"
     trace = testing.trace_of(testing.spans(step))
     with pytest.raises(GraphError, match="is not a run of m:chain"):

@@ -208,7 +208,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_nothing(
     cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from xsp.evaluate import onray
+    from xsp.evaluate import rayagents
 
     slow = PROGRAM.replace('elif "predict"', 'elif not __import__("time").sleep(0.1) and "predict"')
     (tmp_path / "board.py").write_text(slow, encoding="utf-8")
@@ -219,22 +219,22 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     plain = {"model": {"name": "tiny", "source": "micro:depth-1"}, "scenario": {"requests": 10}}
     (tmp_path / "3.yaml").write_text(json.dumps(plain), encoding="utf-8")
     for name in ("one", "two"):
-        onray.start(name, {"rack": name}, tmp_path, trusted=True)
+        rayagents.start(name, {"rack": name}, tmp_path, trusted=True)
     assert main(["evaluate", "agents", "--ray", "auto"]) == 0
     assert "rack=two" in capsys.readouterr().out
 
     files = [str(tmp_path / f"{number}.yaml") for number in range(4)]
     where = ["--store", str(tmp_path / "local"), "-q"]
     assert main(["evaluate", "run", *files, *where]) == 0
-    there, silent_ones = onray.connected_agents()
+    there, silent_ones = rayagents.connected_agents()
     assert silent_ones == {}
     work, _ = dispatch.pieces([reading.read(Path(each)) for each in files], there, each=False)
-    handle = cluster.get_actor("two", namespace=onray.NAMESPACE)
+    handle = cluster.get_actor("two", namespace=rayagents.NAMESPACE)
 
     def kill() -> None:
         while not cluster.get(handle.progress.remote())[0]:
             time.sleep(0.02)
-        onray.stop("two")  # in the middle of its work
+        rayagents.stop("two")  # in the middle of its work
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
@@ -249,9 +249,9 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
         sorted((each.identity, each.content["outputs"]["digest"]) for each in those) for those in (local, remote)
     ]
     assert digests[0] == digests[1]  # so also: each once
-    assert [each.facts().name for each in onray.connected_agents()[0]] == ["one"]
-    with pytest.raises(onray.ManifestError, match="already"):
-        onray.start("one", {}, tmp_path)
+    assert [each.facts().name for each in rayagents.connected_agents()[0]] == ["one"]
+    with pytest.raises(rayagents.ManifestError, match="already"):
+        rayagents.start("one", {}, tmp_path)
 
     (board, *_) = (each for each in local if each.content["name"] == "m0")
     again = ["evaluate", "reproduce", board.name, "--store", str(tmp_path / "local"), "-q", "--ray", "auto"]
@@ -260,7 +260,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     assert main([*again, "--agents", "two"]) == 2
     assert "there is no agent 'two'; there are one" in capsys.readouterr().err
 
-    agent = onray.connected_agents()[0][0]
+    agent = rayagents.connected_agents()[0][0]
     asked = reading.read(Path(files[0]))
 
     def cancel(what: str, done: int, of: int) -> None:

@@ -194,7 +194,7 @@ def at_a_time(
         around = RunContext(
             load if noted else 1.0, float(np.median(alone)) * draw.normal(1, 0.03) if computes else None
         )
-        yield Outcome(BEFORE.outputs, {"1": [alone * waited]}, ENVIRONMENT, around={"1": [around]})
+        yield Outcome(BEFORE.outputs, {"1": [alone * waited]}, ENVIRONMENT, contexts={"1": [around]})
 
 
 QUIET, LOADED, DISTURBED = (1.0,), (2.5,), (1.9, 1.0)
@@ -252,8 +252,8 @@ def test_repeats_of_now_do_not_tell_how_the_time_of_the_kept_run_was() -> None:
 def test_processor_time_says_nothing_of_what_waits_or_computes_on_several_cores() -> None:
     run = np.full(60, 3e6)
     for processor in (1e6, 6e6):
-        kept = replace(BEFORE, latencies_ns={"1": [run]}, around={"1": [RunContext(1.0, processor)]})
-        again = replace(BEFORE, latencies_ns={"1": [1.7 * run]}, around={"1": [RunContext(1.2, processor)]})
+        kept = replace(BEFORE, latencies_ns={"1": [run]}, contexts={"1": [RunContext(1.0, processor)]})
+        again = replace(BEFORE, latencies_ns={"1": [1.7 * run]}, contexts={"1": [RunContext(1.2, processor)]})
         assert judge(kept, again).by("latency") is Verdict.DIFFERENT
-        again = replace(again, around={"1": [RunContext(2.0, processor)]})
+        again = replace(again, contexts={"1": [RunContext(2.0, processor)]})
         assert judge(kept, again).by("latency") is Verdict.CANNOT_TELL

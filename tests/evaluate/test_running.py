@@ -22,7 +22,7 @@ from queues import md1_rate
 
 from xsp.cli import main
 from xsp.errors import ManifestError, XspError
-from xsp.evaluate import agents, besides, conformance, jsonlines, predictors, reading, results, running, transports
+from xsp.evaluate import agents, conformance, extras, jsonlines, predictors, reading, results, running, transports
 from xsp.evaluate.agents import Options
 from xsp.evaluate.manifest import Manifest
 
@@ -521,7 +521,7 @@ def test_the_next_command_is_one_that_works_where_names_have_blanks(
     assert main(words) == 0
     (found,) = results.read_all(place / "r")[0]
     assert f"next: xsp evaluate list --store '{place}/r', or xsp report '{found.path}/run'" in capsys.readouterr().out
-    monkeypatch.setattr(besides, "_trace", fails)
+    monkeypatch.setattr(extras, "_trace", fails)
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "no trace: not here" in out

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 
 from xsp import graph as graphs  # noqa: E402
 from xsp.bench.spec import AS_RUN, Spec  # noqa: E402
-from xsp.bound.seen import RecordedCall  # noqa: E402
+from xsp.bound.recordedcalls import RecordedCall  # noqa: E402
 from xsp.errors import AnalysisError  # noqa: E402
 from xsp.graph import Graph  # noqa: E402
 from xsp.graph.node import KnownBy  # noqa: E402

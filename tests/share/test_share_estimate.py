@@ -11,8 +11,8 @@ from test_share_weights import written
 
 from xsp import cli
 from xsp.bench.shapes import Known, Piece, Shape
-from xsp.share import estimate, paying
-from xsp.share.measured import ATTACH, MMAP, PICKLE
+from xsp.share import estimate, savings
+from xsp.share.loadworker import ATTACH, MMAP, PICKLE
 from xsp.share.measuring import COLD, WARM
 from xsp.share.weights import Tensor
 
@@ -60,10 +60,10 @@ def test_where_tensors_cost_more_in_the_store_it_pays_by_bytes_alone() -> None:
         Tensor("big.w", "U8", (500 * MB,), 0, 500 * MB),
         *(Tensor(f"s.{n}", "U8", (1,), 0, 1) for n in range(99)),
     ]
-    parts = {row["name"]: row["saved_ns"] for row in paying.estimate_plain("f", tensors, dear)["groups"]}
+    parts = {row["name"]: row["saved_ns"] for row in savings.estimate_plain("f", tensors, dear)["groups"]}
     assert list(parts) == ["big", "s"]
     assert parts["big"][PICKLE] > 0 > parts["s"][PICKLE]
-    text = paying.estimate_text("f", tensors, dear)
+    text = savings.estimate_text("f", tensors, dear)
     assert "torch.load, warm" in text
     assert "90.0 µs per tensor" in text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from xsp.bench.environment import Environment
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
-from xsp.bound.seen import RecordedCall
+from xsp.bound.recordedcalls import RecordedCall
 from xsp.graph import Graph
 from xsp.questions import budget
 from xsp.questions.timedcalls import Ground

@@ -316,7 +316,7 @@ def test_a_process_says_what_was_changed_and_keeps_its_results_also_where_the_pr
 
 def test_a_result_that_cannot_be_read_stops_no_program() -> None:
     watch = child.Watch([])
-    call = watch.around(torch.nn.Module.__call__)
+    call = watch.wrap(torch.nn.Module.__call__)
     model = torch.nn.Linear(4, 4)
     found = torch.vmap(lambda x: call(model, x))(torch.rand(3, 4))
     assert found.shape == (3, 4)

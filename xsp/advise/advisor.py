@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xsp.advise import faults, registry, together
+from xsp.advise import combinedgain, faults, registry
 from xsp.advise.advice import Advice, Asked, CoveredElsewhere, Needs, Step
+from xsp.advise.combinedgain import CombinedGain
 from xsp.advise.registry import Question
-from xsp.advise.together import CombinedGain
 from xsp.errors import UsageError, XspError, nearest
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def of(
         unanswered,
         left_out,
         _ideal(asked) if most >= Needs.BOUND and not only else (),
-        together.plan([piece for piece in ordered if not piece.option]),
+        combinedgain.plan([piece for piece in ordered if not piece.option]),
     )
 
 

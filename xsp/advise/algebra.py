@@ -40,7 +40,7 @@ def product_order(asked: Asked) -> Iterator[Advice]:
     for parent in calls.walk(asked):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
-        children = [call for call in parent.inside if call.computes]
+        children = [call for call in parent.children if call.computes]
         for index, (first, second) in enumerate(pairwise(children)):
             sizes = _sizes(first, second)
             if sizes is not None and not _is_used(sizes, children[index + 2 :]):
@@ -227,7 +227,7 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
     for parent in calls.walk(asked):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
-        children = [call for call in parent.inside if call.computes]
+        children = [call for call in parent.children if call.computes]
         for index, first in enumerate(children):
             chain = _summed(children, index)
             if chain:

@@ -41,7 +41,7 @@ def unused_gradients(asked: Asked) -> Iterator[Advice]:
         if not needed or not unused:
             continue
         end = max(call.end_ns for call in needed)
-        tail = [call for call in last.inside if call.start_ns >= end]
+        tail = [call for call in last.children if call.start_ns >= end]
         ms = sum(call.ns for call in tail) / 1e6
         if ms < calls.LEAST_MS:
             continue
@@ -125,7 +125,7 @@ def _recomputed_modules(call: Call, in_backward: bool) -> Iterator[Call]:
         yield call
         return
     in_backward = in_backward or (call.is_op and "Backward" in call.name)
-    for child in call.inside:
+    for child in call.children:
         yield from _recomputed_modules(child, in_backward)
 
 

@@ -58,8 +58,8 @@ class Call:
     """JSON, for modules and `DESCRIBED` operators only."""
 
     shapes: list[object]
-    around: Call | None = None
-    inside: list[Call] = field(default_factory=list)
+    parent: Call | None = None
+    children: list[Call] = field(default_factory=list)
 
     @property
     def is_op(self) -> bool:
@@ -69,7 +69,7 @@ class Call:
     @property
     def is_outer_op(self) -> bool:
         """Whether this is an operator that the program calls, and not another operator."""
-        return self.is_op and (self.around is None or not self.around.is_op)
+        return self.is_op and (self.parent is None or not self.parent.is_op)
 
     @property
     def computes(self) -> bool:
@@ -81,7 +81,7 @@ class Call:
         """The name of the innermost module around the call, or of the call itself if it is a module's."""
         call: Call | None = self
         while call is not None and call.level != Level.LAYER:
-            call = call.around
+            call = call.parent
         return call.name if call is not None else None
 
     @property
@@ -126,7 +126,7 @@ class Call:
         while pending:
             call = pending.pop()
             yield call
-            pending += reversed(call.inside)
+            pending += reversed(call.children)
 
 
 def of(asked: Asked) -> list[Call]:
@@ -148,7 +148,7 @@ def gradients(asked: Asked, those: Sequence[Call]) -> list[Call]:
     """Return the backward nodes that compute the gradients of calls, matched by autograd's sequence numbers."""
     numbers = {call.sequence_nr for root in those for call in root.every()} - {None}
     passes = (call for call in walk(asked) if call.kind == Kind.BACKWARD)
-    return [node for backward in passes for node in backward.inside if numbers and node.sequence_nr in numbers]
+    return [node for backward in passes for node in backward.children if numbers and node.sequence_nr in numbers]
 
 
 def _trees(asked: Asked) -> list[Call]:
@@ -183,8 +183,8 @@ def _trees(asked: Asked) -> list[Call]:
             stack.pop()
         thread = (process, thread_id)
         if stack:
-            call.around = stack[-1]
-            stack[-1].inside.append(call)
+            call.parent = stack[-1]
+            stack[-1].children.append(call)
         else:
             roots.append(call)
             threads.setdefault(thread_id, []).append(call)
@@ -204,15 +204,15 @@ def _fit(step: Call, step_ns: float) -> None:
     seen to make calls three times as long as in bare steps. The times of outer calls also come from shallower
     recordings, which are disturbed less.
     """
-    total_ns = max(step.ns, sum(child.ns for child in step.inside))
+    total_ns = max(step.ns, sum(child.ns for child in step.children))
     pending = [(step, step_ns / total_ns if 0 < step_ns < total_ns else 1.0)]
     while pending:
         parent, share = pending.pop()
         parent.ns *= share
-        inside_ns = share * sum(child.ns for child in parent.inside)
+        inside_ns = share * sum(child.ns for child in parent.children)
         if 0 < parent.ns < inside_ns:
             share *= parent.ns / inside_ns
-        pending += [(child, share) for child in parent.inside]
+        pending += [(child, share) for child in parent.children]
 
 
 def _share(trace: Trace) -> float:
@@ -229,16 +229,16 @@ def _share(trace: Trace) -> float:
 
 def _with_steps(roots: list[Call], threads: Mapping[object, list[Call]]) -> list[Call]:
     """Return the outermost calls, with the busiest thread's calls moved into the steps that belong to no thread."""
-    steps = [root for root in threads.get(None, ()) if root.kind == Kind.STEP and not root.inside]
+    steps = [root for root in threads.get(None, ()) if root.kind == Kind.STEP and not root.children]
     by_thread = [calls for number, calls in threads.items() if number is not None]
     if not steps or not by_thread:
         return roots
     for root in max(by_thread, key=lambda calls: sum(call.ns for call in calls)):
         step = next((outer for outer in steps if outer.start_ns <= root.start_ns and root.end_ns <= outer.end_ns), None)
         if step is not None:
-            root.around = step
-            step.inside.append(root)
-    return [root for root in roots if root.around is None]
+            root.parent = step
+            step.children.append(root)
+    return [root for root in roots if root.parent is None]
 
 
 def _shapes(text: str | None) -> list[object]:

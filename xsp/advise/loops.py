@@ -34,7 +34,7 @@ def synchronisations(asked: Asked) -> Iterator[Advice]:
     step_ms = calls.step_ms(asked)
     loops: list[tuple[list[Call], list[Call], float]] = []
     for parent in calls.walk(asked):
-        reads = [call for call in parent.inside if call.name in SYNC and call.phase != "optimizer"]
+        reads = [call for call in parent.children if call.name in SYNC and call.phase != "optimizer"]
         if not parent.is_op and len(reads) >= LEAST_TURNS:
             loops.append((reads, *_with_indexing(parent, reads)))
     reads = [call for group, *_ in loops for call in group]
@@ -63,7 +63,7 @@ def _with_indexing(parent: Call, reads: Sequence[Call]) -> tuple[list[Call], flo
     """Return the reads with the view calls before them, and the milliseconds of Python time between all these calls."""
     loop_calls: list[Call] = []
     gaps, last_ns, pending, read_set = 0.0, None, [], set(reads)
-    for call in parent.inside:
+    for call in parent.children:
         if call in read_set or not call.computes:
             pending.append(call)
             if call in read_set:
@@ -144,7 +144,7 @@ def _growing_chains(parent: Call) -> Iterator[list[Call]]:
     """Yield chains of concatenations in which the first or last input is as large as the previous one's result."""
     chain: list[Call] = []
     size = 0
-    for call in parent.inside:
+    for call in parent.children:
         sizes = _sizes(call) if call.name in ("aten::cat", "aten::concat") else []
         if len(sizes) < 2:
             continue
@@ -186,7 +186,7 @@ def narrow_layers(asked: Asked) -> Iterator[Advice]:
     for layers in _same_input_groups(linear):
         if 0 < _merged_ns(layers, rates) < NARROW_SHARE * sum(layer.ns for layer in layers):
             groups_by_parent.setdefault(
-                layers[0].around.type or "the step" if layers[0].around else "the step", []
+                layers[0].parent.type or "the step" if layers[0].parent else "the step", []
             ).append(layers)
     for name, groups in groups_by_parent.items():
         all_layers = [layer for layers in groups for layer in layers]
@@ -217,7 +217,7 @@ def _same_input_groups(linear: Sequence[Call]) -> Iterator[list[Call]]:
     groups: dict[tuple[str | None, tuple[int, ...]], list[Call]] = {}
     for layer in linear:
         if layer.given and layer.phase != "backward":
-            groups.setdefault((layer.around.span_id if layer.around else None, layer.given), []).append(layer)
+            groups.setdefault((layer.parent.span_id if layer.parent else None, layer.given), []).append(layer)
     for group in groups.values():
         if len({layer.name for layer in group}) >= LEAST_LAYERS:
             yield group
@@ -234,7 +234,7 @@ def _merged_ns(layers: Sequence[Call], rates: Sequence[float]) -> float:
 
 def _work(layer: Call) -> tuple[int, int]:
     """Return a linear layer's number of multiplications and of elements read or written; zeros if unknown."""
-    for op in layer.inside:
+    for op in layer.children:
         if op.name == "aten::linear" and op.first_shape and len(op.shapes) > 1:
             weight = op.shapes[1]
             if isinstance(weight, list) and len(weight) == 2 and all(type(size) is int for size in weight):
@@ -253,7 +253,7 @@ def recurrence(asked: Asked) -> Iterator[Advice]:
     step_ms = calls.step_ms(asked)
     cells_by_name: dict[tuple[str, str], list[Call]] = {}
     for parent in calls.walk(asked):
-        cells = [cell for cell in parent.inside if cell.type in CELLS]
+        cells = [cell for cell in parent.children if cell.type in CELLS]
         for cell in cells:
             cells_by_name.setdefault((cell.name, str(cell.type)), []).append(cell)
     for (name, kind), group in cells_by_name.items():
@@ -291,7 +291,7 @@ def _loops(asked: Asked) -> Iterator[tuple[str, list[Call], int]]:
             previous, repeats = loops.get((name, count), ([], 0))
             loops[name, count] = ([*previous, *loop_calls], repeats + 1)
         else:
-            pending += [child for child in parent.inside if not child.is_op]
+            pending += [child for child in parent.children if not child.is_op]
     for (name, count), (loop_calls, repeats) in loops.items():
         yield f"{repeats} × {name}" if repeats > 1 else name, loop_calls, count
 
@@ -303,7 +303,7 @@ def _sample_calls(parent: Call) -> tuple[list[Call], int]:
     parent_shape = parent.first_shape or ()
     batches = set(parent_shape[:2])
     by_name: dict[tuple[str, str], list[Call]] = {}
-    for child in parent.inside:
+    for child in parent.children:
         by_name.setdefault((child.name, str(child.shapes)), []).append(child)
     loop_calls: list[Call] = []
     batch_size = 0
@@ -333,4 +333,4 @@ def _is_small(call: Call) -> bool:
 def _picks(parent: Call, count: int) -> bool:
     """Return whether single samples are sliced out at least `count` times."""
     picks = ("aten::slice", "aten::select", "aten::unsqueeze", "aten::narrow")
-    return sum(child.name in picks for child in parent.inside) >= count
+    return sum(child.name in picks for child in parent.children) >= count

@@ -37,7 +37,7 @@ def optimizer(asked: Asked) -> Iterator[Advice]:
     updates: list[_Update] = []
     for parent in calls.walk(asked):
         if parent.kind == Kind.OPTIMIZER and parent.name not in WITHOUT:
-            updates += _updates(parent, [op for op in parent.inside if op.is_op])
+            updates += _updates(parent, [op for op in parent.children if op.is_op])
         elif parent.kind == Kind.STEP:
             yield from _advice(asked, step_ms, _updates(parent, _after_backward(parent)))
     yield from _advice(asked, step_ms, updates)
@@ -45,14 +45,14 @@ def optimizer(asked: Asked) -> Iterator[Advice]:
 
 def _after_backward(step: Call) -> list[Call]:
     """Return the operators that the program calls itself after the last backward pass of a step."""
-    ends = [call.end_ns for call in step.inside if call.kind == Kind.BACKWARD]
-    return [call for call in step.inside if call.is_op and ends and call.start_ns >= max(ends)]
+    ends = [call.end_ns for call in step.children if call.kind == Kind.BACKWARD]
+    return [call for call in step.children if call.is_op and ends and call.start_ns >= max(ends)]
 
 
 class _Update(NamedTuple):
     """A call in which parameters are updated one by one."""
 
-    around: Call
+    call: Call
     busy: list[Call]
     """The operators that compute."""
 
@@ -91,10 +91,10 @@ def _advice(asked: Asked, step_ms: float, updates: Sequence[_Update]) -> Iterato
         return
     ms, parameters = sum(update.ms for update in updates), sum(update.parameters for update in updates)
     down, up = calls.ends(asked, busy) or (0.7, 1.3)
-    parent = updates[0].around
+    parent = updates[0].call
     by_hand = parent.kind != Kind.OPTIMIZER
-    has_optimizer = by_hand and any(child.kind == Kind.OPTIMIZER for child in parent.inside)
-    names = dict.fromkeys(update.around.name for update in updates)
+    has_optimizer = by_hand and any(child.kind == Kind.OPTIMIZER for child in parent.children)
+    names = dict.fromkeys(update.call.name for update in updates)
     subject = "the program updates" if by_hand else f"{' and '.join(names)} update{'s' * (len(names) == 1)}"
     times = f" in {len(updates)} calls of optimizers" if len(updates) > 1 else ""
     do = "torch.optim with fused=True (or foreach=True) updates all of them in one call"

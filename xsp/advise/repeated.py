@@ -82,7 +82,7 @@ def _is_backward(call: Call) -> bool:
     while ancestor is not None:
         if ancestor.kind == Kind.BACKWARD or ancestor.phase == "backward":
             return True
-        ancestor = ancestor.around
+        ancestor = ancestor.parent
     return False
 
 
@@ -94,7 +94,7 @@ def masks(asked: Asked) -> Iterator[Advice]:
     for parent in calls.walk(asked):
         if parent.is_op or _is_backward(parent):
             continue
-        for before, op in pairwise([None, *(call for call in parent.inside if call.is_op)]):
+        for before, op in pairwise([None, *(call for call in parent.children if call.is_op)]):
             if op is None or op.name not in ("aten::triu", "aten::tril") or op.first_shape is None:
                 continue
             group = [op]
@@ -177,7 +177,7 @@ def constants(asked: Asked) -> Iterator[Advice]:
 def _tables(parent: Call) -> Iterator[list[Call]]:
     """Yield chains of operators that start at a range of numbers and include one more costly than a product."""
     chain: list[Call] = []
-    for call in (*(child for child in parent.inside if child.computes), None):
+    for call in (*(child for child in parent.children if child.computes), None):
         if call is not None and (call.name in MADE_OF_NUMBERS or (chain and _is_table_op(call))):
             chain.append(call)
             continue

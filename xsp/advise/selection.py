@@ -25,11 +25,11 @@ def sort_for_few(asked: Asked) -> Iterator[Advice]:
     sorts: list[Call] = []
     used, total = 0, 0
     for parent in calls.walk(asked):
-        for index, op in enumerate(parent.inside if not parent.is_op else ()):
+        for index, op in enumerate(parent.children if not parent.is_op else ()):
             size = op.first_shape
             if op.name not in _SORTS or size is None:
                 continue
-            later = [reader for reader in parent.inside[index + 1 :] if reader.is_op and reader.first_shape == size]
+            later = [reader for reader in parent.children[index + 1 :] if reader.is_op and reader.first_shape == size]
             widths = [_slice_width(reader) for reader in later if reader.name in _PARTS]
             narrowest = min((width for width in widths if width is not None), default=size[-1])
             if later and all(reader.name in _PARTS for reader in later) and narrowest <= FEW * size[-1]:
@@ -138,7 +138,7 @@ def mask_indexing(asked: Asked) -> Iterator[Advice]:
 def _forward_ops(asked: Asked) -> list[Call]:
     """Return the operators that the program calls itself outside backward passes, in order of time."""
     ops = [op for op in calls.walk(asked) if op.is_outer_op and op.phase != "backward"]
-    forward = (op for op in ops if op.around is None or op.around.kind != Kind.BACKWARD)
+    forward = (op for op in ops if op.parent is None or op.parent.kind != Kind.BACKWARD)
     return sorted(forward, key=lambda op: op.start_ns)
 
 

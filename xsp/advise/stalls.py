@@ -51,7 +51,7 @@ def stall(asked: Asked) -> Iterator[Advice]:
         where = tuple(_place(call) for call in sorted(group, key=lambda call: -_gap_ms(call)))
         subject = f"{len(group)} calls of {name}" if len(group) > 1 else f"a call of {name}"
         if group[0].kind == Kind.STEP:
-            has_model = any(inner.kind in _PHASES for call in group for inner in call.inside)
+            has_model = any(inner.kind in _PHASES for call in group for inner in call.children)
             subject = "the step, outside the model and its phases," if has_model else "the step"
         yield Advice(
             "stall",
@@ -64,7 +64,7 @@ def stall(asked: Asked) -> Iterator[Advice]:
                 f"{gap.value:.3g} ms in which no operator, module or phase runs inside"
                 + (f"; {gap.low:.3g} to {gap.high:.3g} ms in {repeats} recorded steps" if repeats > 1 else ""),
                 f"{usual_ms:.3g} ms are subtracted for Python code around "
-                f"{sum(len(call.inside) for call in group):,} calls"
+                f"{sum(len(call.children) for call in group):,} calls"
                 + (
                     f", {freed_ms:.3g} ms of them for returning memory to the system"
                     if freed_ms >= calls.LEAST_MS
@@ -88,7 +88,7 @@ def _over_steps(asked: Asked, group: Sequence[Call]) -> tuple[Interval, int]:
 
     The minimum excludes what happened in one step only, because the machine did something else.
     """
-    rows = calls.per_step(asked, group, [inner for call in group for inner in call.inside])
+    rows = calls.per_step(asked, group, [inner for call in group for inner in call.children])
     gaps = [max(0.0, ns / 1e6) for ns, _ in rows] or [sum(_gap_ms(call) for call in group)]
     return Interval(min(gaps), summary.percentile(gaps, 0.5), max(gaps)), len(rows)
 
@@ -96,7 +96,7 @@ def _over_steps(asked: Asked, group: Sequence[Call]) -> tuple[Interval, int]:
 def _gaps(call: Call) -> list[float]:
     """Return the milliseconds of each gap in a call that no call inside it covers, as recorded."""
     gaps, end = [], call.start_ns
-    for inner in sorted(call.inside, key=lambda child: child.start_ns):
+    for inner in sorted(call.children, key=lambda child: child.start_ns):
         gaps.append(inner.start_ns - end)
         end = max(end, inner.end_ns)
     return [max(0, ns) / 1e6 for ns in (*gaps, call.end_ns - end)]
@@ -112,12 +112,12 @@ def _usual_gap_ms(call: Call) -> float:
 
 
 def _excess_ms(call: Call) -> float:
-    return _gap_ms(call) - _usual_gap_ms(call) if call.inside or call.level == Level.LAYER else 0.0
+    return _gap_ms(call) - _usual_gap_ms(call) if call.children or call.level == Level.LAYER else 0.0
 
 
 def _is_innermost(call: Call) -> bool:
     """Return False for a forward phase around modules, since a gap inside is also one of its outermost module."""
-    return not (call.kind == Kind.FORWARD and any(child.level == Level.LAYER for child in call.inside))
+    return not (call.kind == Kind.FORWARD and any(child.level == Level.LAYER for child in call.children))
 
 
 def _type(call: Call) -> str:

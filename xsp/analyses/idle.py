@@ -192,7 +192,7 @@ def idle_gaps(trace: Trace) -> Table:
             FROM longest JOIN device_work s ON s.rank = longest.rank AND s.span_id = longest.span_id
                                           AND s.start_ns = longest.idle_from + longest.gap_ns
         ),
-        around AS MATERIALIZED (
+        enclosing AS MATERIALIZED (
             SELECT rank, trace_id, span_id, name FROM spans
             WHERE span_id IN (SELECT op_id FROM next UNION SELECT layer_id FROM next)
         ),
@@ -236,9 +236,9 @@ def idle_gaps(trace: Trace) -> Table:
                coalesce(called.span_id, within.span_id) AS call_span_id,
                late_ns / 1e3 AS launched_after_us, next.name AS next_work, op.name AS next_op, layer.name AS next_layer
         FROM next CROSS JOIN (SELECT min(start_ns) AS first_ns FROM device_work)
-        LEFT JOIN around op
+        LEFT JOIN enclosing op
           ON op.rank = next.rank AND op.trace_id = next.trace_id AND op.span_id = next.op_id
-        LEFT JOIN around layer
+        LEFT JOIN enclosing layer
           ON layer.rank = next.rank AND layer.trace_id = next.trace_id AND layer.span_id = next.layer_id
         LEFT JOIN within
           ON within.rank = next.rank AND within.device = next.device AND within.begins_ns = next.begins_ns

@@ -69,7 +69,7 @@ class _Seat:
         """Run and time one batch."""
         prepared = self.prepared
         start = time.perf_counter_ns()
-        with torch.inference_mode(), prepared.around():
+        with torch.inference_mode(), prepared.context():
             if prepared.flush is None and prepared.timed is None:
                 for arguments in prepared.arguments(1):
                     prepared.function(*arguments)
@@ -188,7 +188,7 @@ def _warm_up(seat: _Seat) -> None:
     """Run until two batches agree within a tenth, or for `WARM_UP_NS`, and set the number of calls per batch."""
     prepared = seat.prepared
     start, last = time.perf_counter_ns(), 0.0
-    with torch.inference_mode(), prepared.around():
+    with torch.inference_mode(), prepared.context():
         while True:
             elapsed_ns = _run(prepared, seat.calls)
             per_call = elapsed_ns / seat.calls

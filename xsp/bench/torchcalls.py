@@ -42,7 +42,7 @@ class Prepared:
     """Storages that the block changes, each with a copy of its original content."""
 
     notes: str = ""
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context manager that applies the settings under which the block runs."""
 
     flush: torch.Tensor | None = None

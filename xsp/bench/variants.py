@@ -43,7 +43,7 @@ class Variant:
     applies: Callable[[Spec], bool]
     """Whether the variant may differ from the block as it runs."""
 
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
     arranged: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Function that rearranges each input in memory."""
 
@@ -86,9 +86,9 @@ VARIANTS: Mapping[str, Variant] = {
     for each in (
         Variant("channels-last", _has_plane, arranged=_last),
         Variant("contiguous", _has_strides, arranged=torch.Tensor.contiguous),
-        Variant("onednn-off", _of_onednn, around=lambda: torch.backends.mkldnn.flags(enabled=False)),
-        Variant("attention-math", _attends, around=_backend(SDPBackend.MATH)),
-        Variant("attention-flash", _attends, around=_backend(SDPBackend.FLASH_ATTENTION)),
+        Variant("onednn-off", _of_onednn, context=lambda: torch.backends.mkldnn.flags(enabled=False)),
+        Variant("attention-math", _attends, context=_backend(SDPBackend.MATH)),
+        Variant("attention-flash", _attends, context=_backend(SDPBackend.FLASH_ATTENTION)),
     )
 }
 
@@ -105,7 +105,7 @@ PRECISIONS: Mapping[str, Variant] = {
         Variant(
             "autocast-bfloat16",
             lambda spec: torch.amp.is_autocast_available("cpu") and _multiplies(spec),
-            around=lambda: torch.autocast("cpu", torch.bfloat16),
+            context=lambda: torch.autocast("cpu", torch.bfloat16),
         ),
     )
 }
@@ -146,8 +146,8 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
             prepared = replace(
                 prepared, sets=[tuple(arranged[id(tensor)] for tensor in arguments) for arguments in prepared.sets]
             )
-        prepared.around = variant.around
-        with variant.around():
+        prepared.context = variant.context
+        with variant.context():
             results = prepared.function(*prepared.sets[0])
         prepared.restore()
         if variant.name in OTHER_NUMBERS:

@@ -119,13 +119,13 @@ def of(
     """
     from xsp import bench
     from xsp.bench.plan import missing, overheads, runtime_of
-    from xsp.bound import planned, seen, timed
+    from xsp.bound import planned, recordedcalls, timed
     from xsp.processes import cores
 
     stored = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)  # may raise
     graph, run = planned.of(what, args, trace, of_model)
     problems: list[str] = []
-    if seen.is_elsewhere(run):
+    if recordedcalls.is_elsewhere(run):
         raise GraphError(
             f"{graph.name}: the run is from a device or another processor, for which there are no timings here"
         )
@@ -142,7 +142,7 @@ def of(
             pending += missing([*blocks, *((spec, 1) for spec in overheads(how.threads) if size == 1)], stored)
         if pending:
             bench.fill(pending, stored, fill, progress, in_order=True)
-    step = seen.measured(run) if run is not None else None
+    step = recordedcalls.measured(run) if run is not None else None
     glue, _ = timed.framework(graph, stored, how.threads)
     points = curve(
         graph, stored, None if step is None else step.ns, sizes, how=how, glue_ns=None if glue is None else glue.ns

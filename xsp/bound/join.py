@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xsp.bound.seen import RecordedCall
+from xsp.bound.recordedcalls import RecordedCall
 from xsp.comparison.align import align, common
 from xsp.comparison.series import Series
 from xsp.graph.node import Graph

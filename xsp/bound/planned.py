@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp.bound import join, seen
+from xsp.bound import join, recordedcalls
 from xsp.bound.join import Join
-from xsp.bound.seen import RecordedCall
+from xsp.bound.recordedcalls import RecordedCall
 from xsp.errors import GraphError, ModelError, UsageError
 from xsp.graph import sources as graphs
 from xsp.graph import spans
@@ -78,7 +78,7 @@ def matched(
         GraphError: the trace is of another model, or of other shapes.
     """
     if graph.source is Source.SPANS:
-        calls = seen.of_nodes(trace)
+        calls = recordedcalls.of_nodes(trace)
         if [node.call.op for node in graph.nodes] == [call.op for call in calls]:  # else it was saved, from another run
             return graph, calls, None
     try:
@@ -87,7 +87,7 @@ def matched(
         if not alone:
             raise
         notes.append(f"graph: from the calls of the run, because that of its model does not match ({error})")
-        return spans.of(trace), seen.of_nodes(trace), None
+        return spans.of(trace), recordedcalls.of_nodes(trace), None
     return graph, joined.seen, joined
 
 
@@ -101,11 +101,11 @@ def one_kind(trace: Trace) -> list[str]:
 
 
 def _joined(graph: Graph, trace: Trace, notes: list[str]) -> Join:
-    joined = join.of(graph, seen.of(trace, {node.call.op for node in graph.nodes}))
+    joined = join.of(graph, recordedcalls.of(trace, {node.call.op for node in graph.nodes}))
     if joined.share(graph) < LEAST_PAIRS:
         computing = len(graph.computing)
         paired = computing - len(joined.planned_not_seen)
-        if not seen.is_compiled(trace):  # the calls of a compiled run need not be found
+        if not recordedcalls.is_compiled(trace):  # the calls of a compiled run need not be found
             raise GraphError(
                 f"{trace.name} is not a run of {graph.name}: {paired} of its {computing} calls are in the trace; "
                 "give the model, batch and mode of the run, or only the run"

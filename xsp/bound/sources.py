@@ -14,7 +14,7 @@ from xsp.bench.spec import slowed
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
 from xsp.bound import join as joining
-from xsp.bound import ladder, planned, seen, timed, totals
+from xsp.bound import ladder, planned, recordedcalls, timed, totals
 from xsp.bound.ladder import Bound, Hole, Rung
 from xsp.bound.totals import Coverage, Figure, Total
 from xsp.device import ceilings, machine
@@ -100,7 +100,7 @@ def of(
     if not graph.computing:
         raise GraphError(f"{graph.name}: none of its calls computes anything, so there is no bound")
     notes: list[str] = []
-    calls: Sequence[seen.RecordedCall] = ()
+    calls: Sequence[recordedcalls.RecordedCall] = ()
     pairs = None
     if loaded is not None:
         graph, calls, pairs = planned.matched(graph, loaded, planned.is_trace(what), notes)
@@ -111,7 +111,7 @@ def of(
     if loaded is not None:
         _see(parts, loaded, calls)
     ceiling = _ceiling(parts, device, fill is not None)
-    foreign = device is not None or seen.is_elsewhere(loaded)
+    foreign = device is not None or recordedcalls.is_elsewhere(loaded)
     if foreign and device is None and any(option is not None for option in (fill, granularity, like)):
         parts.problems.append(
             "timings: --fill, --construct and --like have no effect for a run of a device or another processor"
@@ -132,7 +132,7 @@ def of(
 # --- the trace ------------------------------------------------------------------------------------------
 
 
-def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.RecordedCall]) -> None:
+def _see(parts: _Parts, trace: Trace, calls: Sequence[recordedcalls.RecordedCall]) -> None:
     """Add the figures of the trace: each call in place, and the whole step."""
     graph = parts.graph
     if parts.join is None:
@@ -140,7 +140,7 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.RecordedCall]) -> Non
         if not any(parts.counted):
             raise GraphError(f"{trace.name}: none of its operators computes anything, so there is no bound")
         if not any(node.call.inputs for node, counts in zip(graph.nodes, parts.counted, strict=True) if counts):
-            raise GraphError(f"{trace.name}: {seen.no_shapes(trace)}")
+            raise GraphError(f"{trace.name}: {recordedcalls.no_shapes(trace)}")
         indices: Sequence[int | None] = range(len(calls))
     else:
         indices = parts.join.of_node
@@ -150,11 +150,11 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.RecordedCall]) -> Non
     )
     parts.settings["tensor_cores"] = [None if index is None else calls[index].tensor_cores for index in indices]
     if parts.join is None and any(call.kernels for call in calls):
-        parts.beyond_ns = max(0.0, seen.device_ns(trace) - sum(call.ns for call in calls))
+        parts.beyond_ns = max(0.0, recordedcalls.device_ns(trace) - sum(call.ns for call in calls))
         if parts.beyond_ns:
-            share = 100 * parts.beyond_ns / seen.device_ns(trace)
+            share = 100 * parts.beyond_ns / recordedcalls.device_ns(trace)
             parts.problems.append(f"device work: {share:.1f} % of its time belongs to no call of the trace")
-    step = ladder.quantized(seen.measured(trace))
+    step = ladder.quantized(recordedcalls.measured(trace))
     if step is None:
         parts.absent[Rung.MEASURED.value] = "the trace has no timed step"
         step_total = Total(Coverage(0, 1, None), None, None)
@@ -162,10 +162,10 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.RecordedCall]) -> Non
         step_total = Total(Coverage(1, 1, 1.0), step.ns, step.half_ns)
     parts.rungs[Rung.MEASURED.value] = step_total
     parts.problems += planned.one_kind(trace)
-    faults = seen.page_faults(trace)
+    faults = recordedcalls.page_faults(trace)
     if faults is not None:
         parts.problems.append(faults)
-    if seen.is_compiled(trace):
+    if recordedcalls.is_compiled(trace):
         parts.problems.append("compiled: calls inside compiled code are not recorded; compare totals and layers")
 
 
@@ -178,11 +178,11 @@ def _ceiling(parts: _Parts, device: str | None, may_measure: bool) -> Ceiling | 
         return ceilings.ceiling_by_user_name(device)
     trace = parts.trace
     if trace is not None:
-        on_device = bool(trace.run.machine.devices) and seen.worked_on_device(trace)
+        on_device = bool(trace.run.machine.devices) and recordedcalls.worked_on_device(trace)
         try:
             return ceilings.of_run(trace.run, on_device)
         except AnalysisError as error:
-            if seen.worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model():
+            if recordedcalls.worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model():
                 return f"{error}; or name the device: --device NAME"
     return roof.of_machine(may_measure)
 

@@ -22,10 +22,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """List the agents."""
-    from xsp.evaluate import onray, results, tables
+    from xsp.evaluate import rayagents, results, tables
 
-    onray.connect(given.ray)
-    agents, silent = onray.connected_agents()
+    rayagents.connect(given.ray)
+    agents, silent = rayagents.connected_agents()
     facts = [agent.facts() for agent in agents]
     if given.format == "json":
         progress.put(json.dumps([results.plain(info) for info in facts], indent=1) + "\n")

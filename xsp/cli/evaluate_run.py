@@ -188,10 +188,10 @@ def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
         ManifestError: there is no cluster, or no agent of one of the names.
         UsageError: no agent answers.
     """
-    from xsp.evaluate import onray
+    from xsp.evaluate import rayagents
 
-    onray.connect(address)
-    agents, silent = onray.connected_agents(named)
+    rayagents.connect(address)
+    agents, silent = rayagents.connected_agents(named)
     for name, reason in silent.items():
         progress.warn(f"xsp: {name}: {reason}")
     if not agents:

@@ -20,7 +20,7 @@ from xsp.cli import progress
 
 if TYPE_CHECKING:
     from xsp.predict.configurations import Factor
-    from xsp.predict.judged import Evaluation
+    from xsp.predict.crossvalidation import Evaluation
 
 SUMMARY = "predict the time of other configurations from a fit"
 
@@ -47,10 +47,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Predict the configurations, and print the predictions."""
-    from xsp.predict import fitted, fittext, judged
+    from xsp.predict import crossvalidation, fitfile, fittext
 
-    fit = fitted.read(given.fit or Path(fitted.NAME))
-    predictions = judged.predict(fit, combinations(fit, given.values))
+    fit = fitfile.read(given.fit or Path(fitfile.NAME))
+    predictions = crossvalidation.predict(fit, combinations(fit, given.values))
     if given.format == "json":
         progress.put(json.dumps(fittext.points_json(fit, predictions), indent=2, allow_nan=False) + "\n")
     else:

@@ -72,12 +72,12 @@ def run(given: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from xsp.errors import UsageError
-    from xsp.predict import configurations, fitted, fittext, fromruns, judged
+    from xsp.predict import configurations, crossvalidation, fitfile, fittext, fromruns
 
     if given.seed < 0:
         raise UsageError(f"--seed {given.seed}: give a number of 0 or more")
-    path = given.out or Path(fitted.NAME)
-    fitted.check(path)  # before a fit, which takes long
+    path = given.out or Path(fitfile.NAME)
+    fitfile.check(path)  # before a fit, which takes long
     options.check_writable(path)
     rows, omitted = fromruns.rows(given.sources)
     factor_columns = (*given.intrinsic, *given.extrinsic)
@@ -89,9 +89,9 @@ def run(given: argparse.Namespace) -> int:
         notes = [*full_table.notes, *notes]
     table = configurations.of_rows(rows, given.time, given.unit, columns, given.category, given.group)
     table = replace(table, notes=tuple(dict.fromkeys((*table.notes, *notes))))
-    split = judged.split_of(table, given.intrinsic, given.extrinsic, given.each)
-    fit = judged.judge(table, split, given.seed, given.resamples)
-    fitted.write(fit, path)
+    split = crossvalidation.split_of(table, given.intrinsic, given.extrinsic, given.each)
+    fit = crossvalidation.judge(table, split, given.seed, given.resamples)
+    fitfile.write(fit, path)
     if given.format == "json":
         progress.put(json.dumps(fittext.as_json(fit), indent=2, allow_nan=False) + "\n")
     else:

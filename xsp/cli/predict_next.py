@@ -54,9 +54,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Choose configurations, and print them."""
     from xsp.errors import UsageError
-    from xsp.predict import fitted, fittext, nextrun
+    from xsp.predict import fitfile, fittext, nextrun
 
-    fit = fitted.read(given.fit or Path(fitted.NAME))
+    fit = fitfile.read(given.fit or Path(fitfile.NAME))
     point = None
     if given.values:
         points = combinations(fit, given.values)

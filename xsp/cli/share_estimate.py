@@ -34,7 +34,7 @@ def run(given: argparse.Namespace) -> int:
     """Read the header, measure the missing constants, and print the estimate."""
     from xsp.bench.timings import Timings
     from xsp.errors import ShareError
-    from xsp.share import estimate, paying, weights
+    from xsp.share import estimate, savings, weights
 
     tensors = []
     for name in weights.shards(given.source):
@@ -50,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
     with progress.shown(given.quiet) as show:
         constants = estimate.Constants(estimate.costs(show), curves, estimate.digest_ns())
     if given.format == "json":
-        progress.put(json.dumps(paying.estimate_plain(given.source, tensors, constants), indent=1) + "\n")
+        progress.put(json.dumps(savings.estimate_plain(given.source, tensors, constants), indent=1) + "\n")
     else:
-        progress.put(paying.estimate_text(given.source, tensors, constants) + "\n")
+        progress.put(savings.estimate_text(given.source, tensors, constants) + "\n")
     return 0

@@ -39,11 +39,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Measure, and print the result."""
     from xsp.errors import UsageError
-    from xsp.share import measuring, paying
+    from xsp.share import measuring, savings
 
     if given.seed < 0:
         raise UsageError("--seed: 0 or more")
     with progress.shown(given.quiet) as show:
         result = measuring.measure(given.source, given.module, given.turns, given.seed, show)
-    progress.put((json.dumps(paying.plain(result), indent=1) if given.format == "json" else paying.text(result)) + "\n")
+    progress.put(
+        (json.dumps(savings.plain(result), indent=1) if given.format == "json" else savings.text(result)) + "\n"
+    )
     return 0

@@ -19,7 +19,7 @@ import numpy as np
 from xsp import version
 from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError, XspError
-from xsp.evaluate import agents, besides, contention, datasets, labelled, pipeline, predictors, results, userfunctions
+from xsp.evaluate import agents, contention, datasets, extras, labelled, pipeline, predictors, results, userfunctions
 from xsp.evaluate.agents import Facts, Options, Progress
 from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, loadgen, schedules, search
 from xsp.evaluate.load import latencies as said
@@ -146,7 +146,7 @@ def evaluate(
             parts, best, processor_ms = _parts(manifest, folder, served, simulated, progress)
             noted = {**environment.noted(), **watch.found()}
             batch = served.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
-            part_notes = besides.make(staging, manifest, folder, predictor, handle, batch, options, progress)
+            part_notes = extras.make(staging, manifest, folder, predictor, handle, batch, options, progress)
             function_notes = [note for function in functions.values() for note in function.notes()]
             notes = [
                 *getattr(handle, "notes", ()),

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from xsp.errors import GraphError, TraceError
 from xsp.graph import keys
+from xsp.graph.descriptions import TYPES, TYPES_BY_NUMBER
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, tensor_with_strides
-from xsp.graph.told import TYPES, TYPES_BY_NUMBER
 from xsp.graph.values import Flow
 from xsp.importers.jsonstream import elements
 from xsp.version import __version__

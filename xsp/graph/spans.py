@@ -1,12 +1,9 @@
 """Graphs of a trace: the calls of its operators, as far as their spans describe them. Only their order is known.
 
 In a run of xsp, a step with descriptions records the calls almost completely, so that they have the keys of a captured
-step (see `xsp.graph.told`). In other traces only the shapes are known, and the operations and bytes of a node are those
-that its spans got when the trace was read. No trace records which operator reads the result of another one, so there is
-no longest path.
-
-A node is an outermost operator. With gradients, the dispatcher sees the operators that composite operators call, not
-the composite ones; then the nodes are the outermost operators that are not composite, as in a captured training step.
+step (see `xsp.graph.descriptions`). In other traces only the shapes are known, and the operations and bytes of a node
+are those that its spans got when the trace was read. No trace records which operator reads the result of another one,
+so there is no longest path.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from xsp.errors import GraphError
-from xsp.graph import keys, told, work
+from xsp.graph import descriptions, keys, work
 from xsp.graph.blocks import WEIGHT_BYTES
 from xsp.graph.node import Call, Graph, KnownBy, Node, Phase, Problem, Source, Tensor
 from xsp.graph.values import Flow
@@ -69,7 +66,7 @@ def of(trace: Trace) -> Graph:
         raise GraphError(f"{trace.name}: the trace has no operators; record with --levels M/L/G, or with shapes")
     flow = Flow()
     nodes = []
-    calls, described = told.Calls(), 0
+    calls, described = descriptions.Calls(), 0
     # with a single model, calls outside of all its modules are calls of the model itself, as when it is captured
     single_model = len({name for *_, name, outer, _ in (operator.span for operator in operators) if outer}) == 1
     modules: dict[str, list[str]] = {}
@@ -119,7 +116,7 @@ def is_call(name: str) -> bool:
     return "::" in name and not name.startswith(("autograd::", "torch::autograd::", "profiler::"))
 
 
-def _problems(nodes: list[Node], calls: told.Calls, described: int) -> Iterator[Problem]:
+def _problems(nodes: list[Node], calls: descriptions.Calls, described: int) -> Iterator[Problem]:
     """Yield the problems of a graph: what the trace does not record."""
     yield Problem("edges", "a trace tells the order of calls, and not what they read and write")
     without_inputs = sum(not node.call.inputs for node in nodes)
@@ -139,7 +136,7 @@ def _problems(nodes: list[Node], calls: told.Calls, described: int) -> Iterator[
 
 def _nodes_among(spans: list[tuple[Any, ...]], *, through_composites: bool) -> list[_Operator]:
     """Return the operators that lie in no other operator; spans that only wrap them (autograd nodes) are left out."""
-    composite = cache(told.is_composite) if through_composites else None
+    composite = cache(descriptions.is_composite) if through_composites else None
     holder: dict[str, _Operator | None] = {}
     operators = []
     for span in spans:
@@ -155,31 +152,37 @@ def _nodes_among(spans: list[tuple[Any, ...]], *, through_composites: bool) -> l
     return operators
 
 
-def _told(operator: _Operator) -> told.CallDescription | None:
+def _told(operator: _Operator) -> descriptions.CallDescription | None:
     """Return the description of an operator's call from its span; None if it has none."""
     _, _, name, _, shapes, _, _, _, attributes, *_, layer_attributes = operator.span
     try:
         values, layer = (json.loads(text) if text else {} for text in (attributes, layer_attributes))
         parameters = layer.get(PARAMETERS) if isinstance(layer, dict) else None
         return (
-            told.describe(name, json.loads(shapes), values, parameters) if shapes and isinstance(values, dict) else None
+            descriptions.describe(name, json.loads(shapes), values, parameters)
+            if shapes and isinstance(values, dict)
+            else None
         )
     except (ValueError, RecursionError):
         return None
 
 
-def _node(operator: _Operator, description: told.CallDescription | None, calls: told.Calls, module: str) -> Node:
+def _node(
+    operator: _Operator, description: descriptions.CallDescription | None, calls: descriptions.Calls, module: str
+) -> Node:
     _, _, name, phase, shapes, dtype, *_ = operator.span
     phase = Phase(phase) if phase in Phase._value2member_map_ else Phase.FORWARD
     node = calls.of(description) if description is not None else None
     if node is not None:
         return replace(node, module=module, phase=phase, reads=(), returns=(), writes=())
-    call = told.described(description) if description is not None else Call(name, tuple(_arguments(shapes, dtype)))
+    call = (
+        descriptions.described(description) if description is not None else Call(name, tuple(_arguments(shapes, dtype)))
+    )
     known_flops = [figure for figure in operator.flops if figure is not None]
     flops = sum(known_flops) if known_flops else None if work.MAY_MULTIPLY.search(name) else 0
     known_bytes = [figure for figure in operator.bytes if figure is not None]
     stated = flops, sum(known_bytes) if known_bytes else None
-    return Node(call, keys.key(call), told.kind_of(name), module, phase, stated=stated)
+    return Node(call, keys.key(call), descriptions.kind_of(name), module, phase, stated=stated)
 
 
 def _arguments(shapes: str | None, dtype: str | None) -> list[tuple[str, Any]]:
@@ -191,7 +194,7 @@ def _arguments(shapes: str | None, dtype: str | None) -> list[tuple[str, Any]]:
     arguments: list[tuple[str, Any]] = []
     first = True
     for place, shape in enumerate(shape_list if isinstance(shape_list, list) else []):
-        value = _tensors(shape, told.TYPES.get(dtype or "") if first else None)
+        value = _tensors(shape, descriptions.TYPES.get(dtype or "") if first else None)
         if value is not None:
             arguments.append((f"input{place}", value))
             first = False

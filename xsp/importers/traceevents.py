@@ -133,7 +133,7 @@ def _read(con: duckdb.DuckDBPyConnection, source: str, taker: EventSink, size: i
             if reading.several:
                 raise _CutWrongly from error
             raise
-    return reading.around
+    return reading.envelope
 
 
 # --- pieces -----------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class _Reading:
     """Reads the pieces of one file in parallel."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, source: str, taker: EventSink, exact: bool) -> None:
-        self.around = Envelope()
+        self.envelope = Envelope()
         self.several = False
         """Whether the file was cut into pieces."""
 
@@ -231,7 +231,7 @@ class _Reading:
                 self.several |= not piece.last
                 self._isolate(piece)
                 if piece.first:
-                    self._taker.begin(self._con, self.around.keys)
+                    self._taker.begin(self._con, self.envelope.keys)
                 pending.append(pool.submit(self._take, piece, table.cursor(self._con)))
                 while len(pending) > WORKERS:
                     pending.popleft().result()
@@ -254,20 +254,20 @@ class _Reading:
             with mmap.mmap(file.fileno(), 0) as text:
                 start = 0
                 if piece.first:
-                    start, self.around.keys = outside.read_head(self._source, text)
+                    start, self.envelope.keys = outside.read_head(self._source, text)
                     self._bare = text[:start].strip(b"\xef\xbb\xbf \t\r\n") == b""
                 end = self._end(text, start) if piece.last else len(text)
                 text[:start] = b" " * start
             file.seek(end if end is not None else outside.last(self._source, piece.path))
             file.truncate()
             if end is None:
-                self.around.open = True
+                self.envelope.open = True
                 file.write(b"]")
 
     def _end(self, text: mmap.mmap, start: int) -> int | None:
         """Return the end of the array, None if it is not closed; keep the keys after it."""
         end, keys = outside.read_tail(self._source, text, start, self._bare)
-        self.around.keys |= keys
+        self.envelope.keys |= keys
         return end
 
 

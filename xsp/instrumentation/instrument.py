@@ -245,7 +245,7 @@ class _Process:
         from opentelemetry.trace import get_current_span
 
         begin, call_end, serving = Signal.CALL_BEGIN, Signal.CALL_END, _serving.get
-        models_by_id, outermost = self._models.own, self._models.around
+        models_by_id, outermost = self._models.own, self._models.outermost
         low_bits, open_calls, end = TraceIdRatioBased.TRACE_ID_LIMIT, self.calls.open, self.calls.end
 
         def listen(signal: Signal, subject: Any) -> None:

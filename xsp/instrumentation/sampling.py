@@ -82,7 +82,7 @@ class Models:
         self.own: dict[int, Model] = {}
         """Models by the `id` of their module."""
 
-        self._around: weakref.WeakKeyDictionary[Any, Model | None] = weakref.WeakKeyDictionary()
+        self._outermost: weakref.WeakKeyDictionary[Any, Model | None] = weakref.WeakKeyDictionary()
 
     def add(self, models: Iterable[Model]) -> None:
         """Add models."""
@@ -91,7 +91,7 @@ class Models:
             self.own[id(module)] = model
             model.end = weakref.finalize(module, self._gone, id(module), model)
             model.end.atexit = False
-        self._around = weakref.WeakKeyDictionary()
+        self._outermost = weakref.WeakKeyDictionary()
 
     def remove(self, models: Iterable[Model]) -> None:
         """Remove models, unless they belong to another handle by now."""
@@ -100,11 +100,11 @@ class Models:
             del self.own[key]
         for model in removed:
             model.end.detach()
-        self._around = weakref.WeakKeyDictionary()
+        self._outermost = weakref.WeakKeyDictionary()
 
-    def around(self, module: Any) -> Model | None:
+    def outermost(self, module: Any) -> Model | None:
         """Return the outermost model that a module contains."""
-        cache = self._around
+        cache = self._outermost
         try:
             return cache[module]
         except KeyError:
@@ -115,7 +115,7 @@ class Models:
     def _gone(self, key: int, model: Model) -> None:
         if self.own.get(key) is model:
             del self.own[key]
-            self._around = weakref.WeakKeyDictionary()
+            self._outermost = weakref.WeakKeyDictionary()
 
 
 class Call:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xsp.advise.text import duration
-from xsp.predict import identified
+from xsp.predict import identifiability
 from xsp.predict.configurations import Configurations, Factor
+from xsp.predict.crossvalidation import GENERIC, Beyond, Error, Evaluation, Point
 from xsp.predict.generic import Fit
-from xsp.predict.identified import Parameter
-from xsp.predict.judged import GENERIC, Beyond, Error, Evaluation, Point
+from xsp.predict.identifiability import Parameter
 from xsp.predict.nextrun import Next
 from xsp.predict.text import columns, listed, wrapped
 from xsp.scrub import plain
@@ -35,7 +35,7 @@ def page(found: Evaluation) -> str:
     lines += ["", *wrapped(verdict(found), "  ")]
     for value, fit in found.fits.items():
         lines += ["", *wrapped(_head(found, value, fit), "  ")]
-        rows = map(_parameter, identified.parameters(fit, len(_fit_rows(found, value))))
+        rows = map(_parameter, identifiability.parameters(fit, len(_fit_rows(found, value))))
         lines += columns(("parameter", "value", "from", "to"), rows, left=1)
         lines += listed("not determined", _undetermined(found, value, fit))
     lines += ["", *listed("note", (*found.dropped, *_without(found), *table.notes, f"form: {FORM}"))]
@@ -148,10 +148,10 @@ def _undetermined(found: Evaluation, value: str | None, fit: Fit) -> list[str]:
     table = _fit_rows(found, value)
     texts = [
         f"{plain(parameter.name)}: {parameter.why_not}"
-        for parameter in identified.parameters(fit, len(table))
+        for parameter in identifiability.parameters(fit, len(table))
         if parameter.why_not is not None
     ]
-    tied = identified.ties(fit)
+    tied = identifiability.ties(fit)
     texts += [
         f"{plain(first)} and {plain(second)} trade off: only their combination is determined "
         f"(correlation {correlation:+.2f})"
@@ -159,7 +159,7 @@ def _undetermined(found: Evaluation, value: str | None, fit: Fit) -> list[str]:
     ]
     if len(tied) > 6:
         texts.append(f"{len(tied) - 6} more pairs trade off")
-    size = identified.condition(fit, table)
+    size = identifiability.condition(fit, table)
     if size > 1e3:
         text = "some combination of parameters is not determined" if math.isinf(size) else f"condition {size:.3g}"
         texts.append(f"{text}: parameters are less certain than predictions")
@@ -184,7 +184,7 @@ def as_json(found: Evaluation) -> dict[str, Any]:
                 "form": _formula(fit),
                 "penalty": fit.penalty._asdict(),
                 "parameters": [
-                    parameter._asdict() for parameter in identified.parameters(fit, len(_fit_rows(found, value)))
+                    parameter._asdict() for parameter in identifiability.parameters(fit, len(_fit_rows(found, value)))
                 ],
                 "references": {factor.name: factor.reference for factor in found.table.factors if factor.numeric},
                 "not_told": _undetermined(found, value, fit),

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xsp.predict import judged as judging
+from xsp.predict import crossvalidation as judging
 from xsp.predict.configurations import Factor, Floats
-from xsp.predict.judged import Evaluation
+from xsp.predict.crossvalidation import Evaluation
 
 MOST_CANDIDATES = 4_000
 STEPS = 100

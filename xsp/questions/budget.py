@@ -15,7 +15,7 @@ from xsp.advise import Asked, provides
 from xsp.bench.plan import missing, overheads, runtime_of, worth
 from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, Spec
 from xsp.bench.timings import Timings
-from xsp.bound import seen, timed
+from xsp.bound import recordedcalls, timed
 from xsp.graph.node import Graph
 from xsp.processes import cores
 from xsp.questions import layouts
@@ -44,7 +44,7 @@ def timings(asked: Asked) -> Timings:
     settings = asked.settings
     known = Timings.open(settings.get("timings"), like=settings.get("like"))
     seconds = settings.get("fill")
-    if seconds and timed.timed_here(asked.graph) and not seen.is_elsewhere(asked.trace):
+    if seconds and timed.timed_here(asked.graph) and not recordedcalls.is_elsewhere(asked.trace):
         fill(asked.graph, known, threads_of(asked), float(seconds), settings.get("progress"))
     return known
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from xsp.advise import Asked, provides
-from xsp.bound import seen
+from xsp.bound import recordedcalls
 from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.errors import AnalysisError
 
@@ -29,7 +29,7 @@ def ideal(asked: Asked) -> tuple[str, ...]:
         AnalysisError: the step ran on another device.
         XspError: there is no bound.
     """
-    if asked.settings.get("device") is not None or seen.is_elsewhere(asked.trace):
+    if asked.settings.get("device") is not None or recordedcalls.is_elsewhere(asked.trace):
         raise AnalysisError("the step ran on another device, for which there are no timings here")
     return tuple(lines(asked.bound))
 

@@ -19,8 +19,8 @@ from xsp.advise import Asked, Interval, Place, provides
 from xsp.advise.advice import MOST_SPANS
 from xsp.bench.spec import AS_RUN, Spec, Timing
 from xsp.bench.timings import Timings
-from xsp.bound import join, planned, seen, timed
-from xsp.bound.seen import RecordedCall
+from xsp.bound import join, planned, recordedcalls, timed
+from xsp.bound.recordedcalls import RecordedCall
 from xsp.errors import AnalysisError
 from xsp.graph.node import Graph, Source
 from xsp.processes import cores
@@ -210,15 +210,15 @@ def ground(asked: Asked) -> Ground:
         AnalysisError: the calls cannot be timed here, or there are no timings.
     """
     trace = asked.trace
-    if asked.settings.get("device") is not None or seen.is_elsewhere(trace):
+    if asked.settings.get("device") is not None or recordedcalls.is_elsewhere(trace):
         raise AnalysisError("single calls are timed on this processor, and the step ran on another device")
     graph = asked.graph
     if not timed.timed_here(graph):
         raise AnalysisError(f"the calls of {graph.name} cannot be run in isolation here, so they have no timings")
-    if trace is not None and seen.is_compiled(trace):
+    if trace is not None and recordedcalls.is_compiled(trace):
         raise AnalysisError("the step ran compiled: its calls are not those that are timed in isolation")
     if not any(node.call.inputs for node in graph.computing):
-        raise AnalysisError(seen.no_shapes(trace))
+        raise AnalysisError(recordedcalls.no_shapes(trace))
     step, calls = asked.step, () if trace is None else _seen(asked, graph)
     basis = Ground(
         graph,
@@ -242,8 +242,8 @@ def threads_of(asked: Asked) -> int:
 
 def _seen(asked: Asked, graph: Graph) -> tuple[RecordedCall | None, ...]:
     if graph.source is Source.SPANS:
-        return tuple(seen.of_nodes(asked.traced))
-    calls = seen.of(asked.traced, {node.call.op for node in graph.nodes})
+        return tuple(recordedcalls.of_nodes(asked.traced))
+    calls = recordedcalls.of(asked.traced, {node.call.op for node in graph.nodes})
     return tuple(None if index is None else calls[index] for index in join.of(graph, calls).of_node)
 
 

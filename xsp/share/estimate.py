@@ -25,7 +25,7 @@ from xsp.bench.shapes import Shape
 from xsp.bench.timings import Timings
 from xsp.errors import ShareError
 from xsp.share import measuring, weights
-from xsp.share.measured import ATTACH, MMAP, PICKLE, WAYS
+from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, WARM
 
 FEW, MANY = 2, 1000

@@ -27,7 +27,7 @@ from xsp import processes
 from xsp.comparison import evidence
 from xsp.errors import ShareError
 from xsp.share import client
-from xsp.share.measured import ATTACH, MMAP, WAYS, memory_of
+from xsp.share.loadworker import ATTACH, MMAP, WAYS, memory_of
 
 WARM, COLD = "warm", "cold"
 TOGETHER = 3
@@ -45,7 +45,7 @@ END_S = 5.0
 COLD_SHARE = 0.02
 """A file is not cold if more than this share of it is still in memory after dropping it."""
 
-_CODE = processes.calling("xsp.share.measured", "work")
+_CODE = processes.calling("xsp.share.loadworker", "work")
 _STORE = (
     "import sys; sys.path.insert(0, sys.argv[1])\n"
     "from xsp import processes; processes.end_with_parent(int(sys.argv[2]))\n"

@@ -38,7 +38,7 @@ _AT_ONCE = 100_000
 
 _COLUMNS = [
     Column("span_id", "VARCHAR", "of an operator"),
-    Column("around_id", "VARCHAR", "the operator around it on its thread; null for an outermost one"),
+    Column("parent_id", "VARCHAR", "the operator around it on its thread; null for an outermost one"),
     Column("within_id", "VARCHAR", "the operator of the same name that did nothing but call this one; null elsewhere"),
     Column("without_ops_ns", "DOUBLE", "without the operators inside it"),
     Column("own_ns", "DOUBLE", "without the operators and the primitives inside it"),
@@ -87,7 +87,7 @@ class _Operator:
     """An operator whose end the sweep has not reached."""
 
     row: _Row
-    around: _Operator | None
+    parent: _Operator | None
     operators_ns: float = 0.0
     """Total time of the operators directly inside it."""
 
@@ -95,7 +95,7 @@ class _Operator:
     """Whether an operator or primitive inside it, at any depth, computes."""
 
     holds_bytes: bool = False
-    inside: int = 0
+    children: int = 0
     """Number of operators directly inside it."""
 
     same: list[tuple[Any, ...]] = field(default_factory=list)
@@ -103,23 +103,23 @@ class _Operator:
 
     def open(self) -> list[tuple[Any, ...]]:
         """Register the operator with the operator around it, and return the rows that are now ready."""
-        if self.around is None:
+        if self.parent is None:
             return []
-        self.around.inside += 1
-        ready, self.around.same = self.around.same, []
+        self.parent.children += 1
+        ready, self.parent.same = self.parent.same, []
         return ready
 
     def close(self) -> list[tuple[Any, ...]]:
         """Add the operator's figures to the operator around it, and return the rows that are ready."""
         row = self._row()
-        rows = [row, *((span_id, around_id, row[0], *rest) for span_id, around_id, _, *rest in self.same)]
-        outer = self.around
+        rows = [row, *((span_id, parent_id, row[0], *rest) for span_id, parent_id, _, *rest in self.same)]
+        outer = self.parent
         if outer is None:
             return rows
         outer.operators_ns += self.row.ns
         outer.holds_work |= self.holds_work or self.row.is_busy or self.row.primitives > 0
         outer.holds_bytes |= self.holds_bytes or self.row.states_bytes
-        if outer.inside == 1 and outer.row.name == self.row.name:
+        if outer.children == 1 and outer.row.name == self.row.name:
             outer.same = rows
             return []
         return rows
@@ -132,9 +132,9 @@ class _Operator:
         counts_bytes = row.states_bytes and (row.states_flops or not self.holds_bytes)
         computes = own_ns > row.ns / 2 or not (row.primitives or self.holds_work)
         computes = computes or (not row.primitives and (row.states_flops or counts_bytes))
-        around_id = self.around.row.span_id if self.around is not None else None
+        parent_id = self.parent.row.span_id if self.parent is not None else None
         computes = computes and row.is_busy
-        return row.span_id, around_id, None, without_ops_ns, own_ns, row.scale, computes, counts_bytes
+        return row.span_id, parent_id, None, without_ops_ns, own_ns, row.scale, computes, counts_bytes
 
 
 def make(trace: Trace) -> None:

@@ -65,7 +65,7 @@ class InferenceMode(Trial):
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             self.not_for(f"{_name(module)}: gradients are off already")
             return
-        around(module, torch.inference_mode)
+        wrap_forward(module, torch.inference_mode)
         self.did(f"{_name(module)}: called in inference mode")
 
 
@@ -90,7 +90,7 @@ class Autocast(Trial):
         if torch.is_autocast_enabled(device):
             self.not_for(f"{_name(module)}: called under autocast already")
             return
-        around(module, lambda: torch.autocast(device, dtype=getattr(torch, self.value)))
+        wrap_forward(module, lambda: torch.autocast(device, dtype=getattr(torch, self.value)))
         self.did(f"{_name(module)}: called under autocast of {self.value}")
 
 
@@ -110,7 +110,7 @@ class Float32(Trial):
         first = next(iter([*module.parameters(), *_tensors((args, dict(kwargs)))]), None)
         device = "cpu" if first is None else first.device.type
         if torch.is_autocast_enabled(device):
-            around(module, lambda: torch.autocast(device, enabled=False))
+            wrap_forward(module, lambda: torch.autocast(device, enabled=False))
             self.did(f"{_name(module)}: called without the autocast that is around it")
         tensors = [*module.parameters(), *module.buffers()]
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float32}
@@ -153,7 +153,7 @@ class Sdpa(Trial):
             from torch.nn.attention import SDPBackend, sdpa_kernel
 
             backend = getattr(SDPBackend, _BACKENDS[self.value])
-            around(module, lambda: sdpa_kernel([backend]))
+            wrap_forward(module, lambda: sdpa_kernel([backend]))
             self.did(f"{_name(module)}: called with the back end {self.value}")
             return
         switched = 0
@@ -218,7 +218,7 @@ def _no_compiler(device: str) -> str | None:
     return None if find_spec("triton") else f"triton is not installed, which torch.compile needs for {device}"
 
 
-def around(module: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
+def wrap_forward(module: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
     """Run the calls of a module inside a context manager, by means of hooks."""
     state = threading.local()
 

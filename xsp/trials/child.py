@@ -66,7 +66,7 @@ def trial_session(text: str) -> Iterator[None]:
     watch = Watch(parse(options["trial"]) if options["trial"] else [])
     watch.start()
     call = torch.nn.Module.__call__
-    torch.nn.Module.__call__ = watch.around(call)  # type: ignore[method-assign]
+    torch.nn.Module.__call__ = watch.wrap(call)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -102,7 +102,7 @@ class Watch:
         for trial in self.trials:
             self._try(trial, trial.start)
 
-    def around(self, original: Any) -> Any:
+    def wrap(self, original: Any) -> Any:
         """Return the replacement of `Module.__call__`."""
         import torch
 

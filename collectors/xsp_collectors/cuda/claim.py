@@ -39,7 +39,7 @@ _names_of_kineto: set[str | None] = {None}
 """CUPTI's names of this process's Kineto as a subscriber; None because a client without a name may be Kineto."""
 
 
-def tool_around() -> str | None:
+def running_tool() -> str | None:
     """Return the name of a tool that runs this process and needs CUPTI exclusively, or None."""
     return next((name for variable, name in _TOOLS.items() if variable in os.environ), None)
 

@@ -71,7 +71,7 @@ class CuptiActivities(DeviceCollector):
         reason = libcupti.reason_against(self._parts)
         if reason is not None:
             return reason
-        tool = claim.tool_around()
+        tool = claim.running_tool()
         if tool is not None:
             return f"CUPTI is held by {tool}, which runs this program: {claim.WHAT_TO_DO}"
         setting = claim.setting_against()

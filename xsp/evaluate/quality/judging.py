@@ -80,7 +80,7 @@ class Outcome:
     precision: str = ""
     """Precision of the computation, if it differs from the type of its outputs."""
 
-    around: Mapping[str, Sequence[RunContext]] = field(default_factory=dict)
+    contexts: Mapping[str, Sequence[RunContext]] = field(default_factory=dict)
     """By the same names as latencies, one for each run; missing ones are unknown."""
 
 
@@ -146,8 +146,8 @@ def settle(before: Outcome, again: Callable[[], Outcome], most: int = MOST_TURNS
         latencies = {
             part: [*runs, *repeat.latencies_ns.get(part, ())] for part, runs in after.latencies_ns.items()
         }  # fmt: skip
-        contexts = {part: [*after.around.get(part, ()), *repeat.around.get(part, ())] for part in latencies}
-        after = replace(repeat, latencies_ns=latencies, around=contexts)
+        contexts = {part: [*after.contexts.get(part, ()), *repeat.contexts.get(part, ())] for part in latencies}
+        after = replace(repeat, latencies_ns=latencies, contexts=contexts)
         judgement = judge(before, after)
     return judgement
 
@@ -296,7 +296,7 @@ def _of_latency(before: Outcome, after: Outcome) -> Iterator[Reason]:
 @dataclass(frozen=True)
 class _Run:
     latencies: list[float]
-    around: RunContext
+    context: RunContext
 
     @property
     def figure(self) -> float:
@@ -304,16 +304,16 @@ class _Run:
 
     @property
     def processor(self) -> float | None:
-        return self.around.processor_ns
+        return self.context.processor_ns
 
     def alone(self) -> _Run:
         """Return the run with lower bounds of its latencies, as if its requests had had the machine to themselves."""
-        return replace(self, latencies=[latency / self.around.slowdown for latency in self.latencies])
+        return replace(self, latencies=[latency / self.context.slowdown for latency in self.latencies])
 
 
 def _side(outcome: Outcome, part: str) -> list[_Run]:
     runs = outcome.latencies_ns[part]
-    contexts = list(outcome.around.get(part, ()))
+    contexts = list(outcome.contexts.get(part, ()))
     contexts += [RunContext()] * (len(runs) - len(contexts))
     return [
         _Run(np.asarray(run, float).tolist(), context) for run, context in zip(runs, contexts, strict=False) if len(run)
@@ -322,7 +322,7 @@ def _side(outcome: Outcome, part: str) -> list[_Run]:
 
 def _quiet(runs: list[_Run]) -> list[_Run]:
     """Return the runs without other work on the machine; all runs if there are none."""
-    return [run for run in runs if run.around.slowdown <= CROWDED] or runs
+    return [run for run in runs if run.context.slowdown <= CROWDED] or runs
 
 
 def _of_part(before: list[_Run], after: list[_Run]) -> tuple[Verdict, str]:
@@ -337,7 +337,7 @@ def _of_part(before: list[_Run], after: list[_Run]) -> tuple[Verdict, str]:
     single = len(before) == len(after) == 1
     basis = "requests of one run each" if single else f"{len(before)} and {len(after)} runs"
     text = f"{change} ({100 * low:+.1f} to {100 * high:+.1f}), from {basis}"
-    slowdowns = [max(run.around.slowdown for run in side) for side in (before, after)]
+    slowdowns = [max(run.context.slowdown for run in side) for side in (before, after)]
     undisturbed = [[run.alone() for run in side] for side in (before, after)]
     # bounds: other work delayed one side as much as possible, and the other side not at all
     bounds = _evidence(before, undisturbed[1]), _evidence(undisturbed[0], after)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from xsp import summary
 from xsp.comparison import evidence
 from xsp.share import estimate
-from xsp.share.measured import ATTACH, MMAP, PICKLE, WAYS
+from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, TOGETHER, WARM, Measured
 from xsp.share.shelf import size_text
 from xsp.share.weights import Tensor

@@ -99,7 +99,7 @@ def written_out(asked: Asked) -> Iterator[Advice]:
 
 def _written(parent: Call) -> Iterator[tuple[Function, list[Call]]]:
     """Yield the functions that a call writes out, with their operators; no operator is part of two functions."""
-    children = [child for child in parent.inside if child.computes]
+    children = [child for child in parent.children if child.computes]
     names = [_stem(child) for child in children]
     text = "".join(f"{name} " for name in names)
     used: set[int] = set()

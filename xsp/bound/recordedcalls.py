@@ -83,7 +83,7 @@ _ROWS = f"""
 @dataclass
 class _Span:
     row: _Row
-    inside: list[_Span] = field(default_factory=list)
+    children: list[_Span] = field(default_factory=list)
     kernels: int = 0
     device_ns: float = 0.0
     tensor_cores: bool = False
@@ -146,7 +146,7 @@ def _calls(trace: Trace, is_one: Callable[[_Span], bool]) -> Iterator[tuple[str,
     while pending:
         span = pending.pop()
         if not is_one(span):
-            pending += span.inside[::-1]
+            pending += span.children[::-1]
             continue
         path = spans.module_path(modules, span.row.layer, span.row.layer_id)
         yield span.row.span_id, _seen(span, "" if path == outer else path, on_device)
@@ -195,7 +195,7 @@ def _all(span: _Span) -> Iterator[_Span]:
     while pending:
         current = pending.pop()
         yield current
-        pending += current.inside
+        pending += current.children
 
 
 def _holds(span: _Span, operators: Set[str]) -> bool:
@@ -210,7 +210,7 @@ def _trees(trace: Trace) -> list[_Span]:
         span = _Span(row)
         parent = by_id.get(row.parent_id or "")
         if parent is not None:
-            parent.inside.append(span)
+            parent.children.append(span)
         elif spans.is_call(row.name):
             roots.append(span)
         else:

@@ -13,11 +13,11 @@ import numpy as np
 
 from xsp import atomic
 from xsp.errors import OutputError, UsageError
-from xsp.predict import judged as judging
+from xsp.predict import crossvalidation as judging
 from xsp.predict.baselines import BASELINES
 from xsp.predict.configurations import Configurations, Factor
+from xsp.predict.crossvalidation import Beyond, Error, Evaluation, Split
 from xsp.predict.generic import Fit, Form, Penalty
-from xsp.predict.judged import Beyond, Error, Evaluation, Split
 from xsp.version import __version__
 
 VERSION = 1
