@@ -132,8 +132,10 @@ class _Reader:
             for each in (*graph.value_info, *graph.output)
             if any(dim.dim_value < -1 for dim in each.type.tensor_type.shape.dim)
         }
-        for each in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+        for each in graph.initializer:
             self.constants[each.name] = Tensor(_dtype(onnx, each.data_type), tuple(each.dims))
+        for sparse in graph.sparse_initializer:  # `values` has the name and the type, but only the stored elements
+            self.constants[sparse.values.name] = Tensor(_dtype(onnx, sparse.values.data_type), tuple(sparse.dims))
         for each in graph.input:
             if each.name not in self.constants:
                 self.storage[each.name] = each.name
@@ -192,6 +194,9 @@ class _Reader:
             for each in node.attribute:
                 if each.name == "value":
                     return Tensor(_dtype(self.onnx, each.t.data_type), tuple(each.t.dims))
+                if each.name == "sparse_value":
+                    sparse = each.sparse_tensor
+                    return Tensor(_dtype(self.onnx, sparse.values.data_type), tuple(sparse.dims))
         return self.types.get(name, Tensor(None, None))
 
     def _add(self, node: Any) -> None:
