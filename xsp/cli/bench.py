@@ -45,6 +45,11 @@ SUMMARY = "time each operator call of a model in isolation"
 FORMATS = ("table", "json")
 STATES = ("warm", "chain", "cold")
 MOVED = ("transfers", "collectives")
+OF_MOVED = ("families", "ranks", "directory", "section")
+"""Options of transfers and collectives alone."""
+
+OF_MODEL = ("granularity", "state", "variants", "runtime", "batch", "train", "input", "size", "prefill", "decode")
+"""Options of models, files and runs alone."""
 
 UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
@@ -63,11 +68,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--again", action="store_true", help="repeat existing timings too")
     group = parser.add_argument_group("what is timed")
-    group.add_argument("--granularity", default="1", metavar="N,…", help="calls per block, 1,4 (default: 1)")
+    group.add_argument("--granularity", metavar="N,…", help="calls per block, 1,4 (default: 1)")
     group.add_argument(
         "--state",
         choices=STATES,
-        default="chain",
         help="state of the caches: chain, as in a step (default); warm; cold",
     )
     group.add_argument("--threads", metavar="N,…", help="numbers of threads, 1,2 (default: all cores)")
@@ -88,7 +92,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="memory, processes, storage, device, or single ones with commas (default: all)",
     )
     group.add_argument(
-        "--ranks", default="2,3,4", metavar="N,…", help="numbers of ranks of collectives (default: 2,3,4)"
+        "--ranks", metavar="N,…", help="numbers of ranks of collectives (default: 2,3,4)"
     )
     group.add_argument(
         "--directory",
@@ -126,6 +130,7 @@ def run(given: argparse.Namespace) -> int:
         for name in ("source", "missing_of", "list", "check", "compact", "export", "import_")
         if getattr(given, name) not in (None, False)
     ]
+    _check_options(given)
     if given.source in MOVED and actions in (["source"], ["source", "list"], ["source", "check"]):
         return _moved(given, budget(given.budget))
     if len(actions) != 1:
@@ -154,13 +159,26 @@ def budget(text: str) -> float:
     return seconds
 
 
+def _check_options(given: argparse.Namespace) -> None:
+    """Refuse options that do not belong to what is timed, which would otherwise be ignored.
+
+    Raises:
+        UsageError: names the option and the command that it belongs to.
+    """
+    moved = given.source in MOVED
+    for name in OF_MODEL if moved else OF_MOVED:
+        if getattr(given, name) not in (None, False, {}, []):
+            command = "xsp bench MODEL" if moved else f"xsp bench {' or '.join(MOVED)}"
+            raise UsageError(f"--{name} belongs to {command}, not to {given.source or 'this command'}: omit it")
+
+
 def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
     from xsp import bench
     from xsp import graph as graphs
     from xsp.bench import plan, text
 
     # all options are read first: a graph may take long
-    granularities, variants = _numbers("--granularity", given.granularity), _variants(given.variants)
+    granularities, variants = _numbers("--granularity", given.granularity or "1"), _variants(given.variants)
     if given.threads is not None:
         _numbers("--threads", given.threads)
     plan.check_names(variants, () if given.runtime is None else (given.runtime,))
@@ -182,7 +200,7 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
         for pair in bench.specs(
             graph,
             granularity=granularity,
-            state=given.state,
+            state=given.state or "chain",
             threads=threads,
             variants=variants,
             runtime=given.runtime or plan.runtime_of(graph),
@@ -211,7 +229,7 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
         sections.check(given.section)
     timings = Timings.open(given.timings)
     request = links.request(
-        timings, given.source, given.families, _numbers("--ranks", given.ranks),
+        timings, given.source, given.families, _numbers("--ranks", given.ranks or "2,3,4"),
         None if given.threads is None else _numbers("--threads", given.threads), given.directory,
         times=not (given.list or given.check),
     )  # fmt: skip

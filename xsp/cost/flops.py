@@ -97,7 +97,9 @@ def _experts(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
 
 
 def _linear(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-    return 2 * prod(shapes[0]) * shapes[1][0]
+    """Count a product with a weight (outputs, inputs), or (inputs) for a single output."""
+    *outputs, _ = shapes[1]
+    return 2 * prod(shapes[0]) * prod(outputs)
 
 
 def _attention(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:

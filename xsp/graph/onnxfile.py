@@ -132,8 +132,10 @@ class _Reader:
             for info in (*graph.value_info, *graph.output)
             if any(dim.dim_value < -1 for dim in info.type.tensor_type.shape.dim)
         }
-        for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+        for tensor in graph.initializer:
             self.constants[tensor.name] = Tensor(_dtype(onnx, tensor.data_type), tuple(tensor.dims))
+        for sparse in graph.sparse_initializer:  # `values` has the name and the type, but only the stored elements
+            self.constants[sparse.values.name] = Tensor(_dtype(onnx, sparse.values.data_type), tuple(sparse.dims))
         for graph_input in graph.input:
             if graph_input.name not in self.constants:
                 self.storage[graph_input.name] = graph_input.name
@@ -192,6 +194,9 @@ class _Reader:
             for attribute in node.attribute:
                 if attribute.name == "value":
                     return Tensor(_dtype(self.onnx, attribute.t.data_type), tuple(attribute.t.dims))
+                if attribute.name == "sparse_value":
+                    sparse = attribute.sparse_tensor
+                    return Tensor(_dtype(self.onnx, sparse.values.data_type), tuple(sparse.dims))
         return self.types.get(name, Tensor(None, None))
 
     def _add(self, node: Any) -> None:

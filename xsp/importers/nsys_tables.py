@@ -7,6 +7,7 @@ engine reads several times faster than rows from Python.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import sqlite3
 import sys
@@ -41,19 +42,19 @@ class Export:
             TraceError: the file is not SQLite, or damaged.
         """
         self._source, self._folder, self._remedy = source, folder, remedy
-        try:
-            self._file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-            self._file.execute("PRAGMA trusted_schema = OFF")
-            self._file.text_factory = _text
-            if sys.version_info >= (3, 11):
-                self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_IN_VALUE)
-            names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            self.tables = {name: self._columns(name) for name in names}
-        except (
-            sqlite3.Error,
-            UnicodeDecodeError,
-        ) as error:  # the latter from an SQLite message that quotes the file
-            raise self._broken(error) from error
+        with contextlib.ExitStack() as stack:
+            try:
+                self._file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+                stack.callback(self._file.close)
+                self._file.execute("PRAGMA trusted_schema = OFF")
+                self._file.text_factory = _text
+                if sys.version_info >= (3, 11):
+                    self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_IN_VALUE)
+                names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+                self.tables = {name: self._columns(name) for name in names}
+            except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message that quotes the file
+                raise self._broken(error) from error
+            stack.pop_all()  # open: `close` closes it
 
     def close(self) -> None:
         """Close the file."""
