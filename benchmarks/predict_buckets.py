@@ -84,7 +84,8 @@ def of(timings: Timings, name: str, batch: int, found: dict[str, Any], run: Path
     step = recorded.of(xsp.load(run))
     job = Job(2, measured.of(timings, 1))
     sizes = {
-        size: scaling.of(step, replace(job, bucket=int(size * (1 << 20))), (2,)).points[-1].found.step for size in SIZES
+        size: scaling.of(step, replace(job, bucket=int(size * (1 << 20))), (2,)).points[-1].predicted.step
+        for size in SIZES
     }
     agree, known = 0, 0
     for one, other in itertools.combinations(SIZES, 2):

@@ -95,7 +95,7 @@ def predicted(timings: Timings, ranks: int, name: str, batch: int, found: dict[s
     step = recorded.of(xsp.load(run))
     link = measured.of(timings, 1)
     answer = scaling.of(step, Job(1, link), (1, ranks))
-    many = answer.points[-1].found
+    many = answer.points[-1].predicted
     assert link.measured is not None
     parts = many.parts
     backward = sum(parts[each] for each in (str(Cause.BACKWARD), str(Cause.SERVING), EXPOSED))

@@ -42,6 +42,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; the name of its type if it has no message: `AssertionError`."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class XspError(Exception):
     """Base of all errors that xsp raises on purpose."""
 

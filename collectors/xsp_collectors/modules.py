@@ -129,7 +129,7 @@ class ModuleCalls(Collector):
         """Stop recording; outermost calls are still signalled if a session listens."""
         self._set_mode(_OFF if self.notify is ignore and self.outline is None else _SIGNAL)
 
-    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, but: Signal | None = None) -> None:
         """Ignore calls, or signal only their ends; a call that is not in `Outline.usual` is signalled first."""
         if quiet:
             self._set_mode(_ENDS if but is Signal.CALL_END else _OFF if self.outline is None else _WATCH)
@@ -231,12 +231,12 @@ class ModuleCalls(Collector):
             param_bytes=entry.param_bytes,
             activation_bytes=tensor_bytes(call.outputs or []),
             collector=self.name,
-            attributes=entry.told if call.outputs is None else self._described(call, call.outputs, entry),
+            attributes=entry.attributes if call.outputs is None else self._described(call, call.outputs, entry),
         )
 
     def _described(self, call: _Call, outputs: Sketch, entry: _Entry) -> str:
         """Return the attributes of a module call as JSON, including those that only describing steps have."""
-        attributes: dict[str, Any] = json.loads(entry.told)
+        attributes: dict[str, Any] = json.loads(entry.attributes)
         if outputs:
             attributes[OUTPUTS] = [list(shape) for shape, _ in outputs]
         attributes |= {
@@ -357,7 +357,7 @@ class _Entry(NamedTuple):
     reference: weakref.ref[nn.Module]
     name: str
     type: str
-    told: str
+    attributes: str
     """Attributes of its calls, as JSON."""
 
     param_bytes: int

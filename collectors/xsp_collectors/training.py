@@ -95,7 +95,7 @@ class TrainingCalls(Collector):
         """Stop recording."""
         self._on = False
 
-    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, but: Signal | None = None) -> None:
         """Ignore backward passes and optimizer steps, or signal only their ends."""
         self._hushed, self._but = quiet, but
 

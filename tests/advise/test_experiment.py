@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from xsp.advise import Advice, Interval, experiment, records, rerun, trialtext
 from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, Plan, TrialResult
-from xsp.cli import main
+from xsp.cli import advise, main
 from xsp.comparison import turns
 from xsp.comparison.commands import Program
 from xsp.device import machine
@@ -74,6 +76,25 @@ def test_two_files_of_one_name_are_not_told_apart(tmp_path: Path, monkeypatch: p
         (tmp_path / folder / "own.py").touch()
     with pytest.raises(UsageError, match=r"2 of them: a/own.py, b/own.py"):
         rerun.program(Run.of({"typed": ["run", "own.py"]}), "r")
+
+
+def test_a_file_is_searched_in_a_limited_number_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rerun, "MOST_FOLDERS", 3)  # the working directory is the first
+    for number in range(8):
+        (tmp_path / f"folder{number}").mkdir()
+        (tmp_path / f"folder{number}" / "own.py").touch()
+    with pytest.raises(UsageError, match="2 of them"):
+        rerun.program(Run.of({"typed": ["run", "own.py"]}), "r")
+
+
+@pytest.mark.parametrize("typed", [None, "xsp run --every 3 -q mytool"])
+def test_a_program_with_an_option_that_trials_set_is_refused(typed: str | None) -> None:
+    trace = SimpleNamespace(run=Run.of({"typed": ["profile", "torchvision:resnet18", "-q"]}))
+    given = Namespace(source="r", program=typed, turns=None)
+    with pytest.raises(UsageError, match="omit -q;") as raised:
+        advise._plan(given, SimpleNamespace(trace=trace))
+    assert ("name the program" in str(raised.value)) is (typed is None)
 
 
 def test_a_program_under_a_trial_has_its_variables_and_a_process_that_applies_it(tmp_path: Path) -> None:

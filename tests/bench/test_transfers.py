@@ -445,6 +445,29 @@ def test_a_folder_whose_room_has_ended_is_tried_again(tmp_path: Path, monkeypatc
         moves.Transfers().prepare(transfers.spec("mapped-file", TRANSFERS, 1 << 12, filesystem="ext4"), 0, 1 << 34)
 
 
+def test_files_of_transfers_are_closed_when_nothing_times_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from xsp.bench import moves
+
+    def count() -> int:
+        links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+        return sum(os.readlink(each).startswith(str(tmp_path)) for each in links if os.path.islink(each))
+
+    monkeypatch.setenv(transfers.DIRECTORY, str(tmp_path))
+    monkeypatch.setattr(moves.os, "O_DIRECT", 0, raising=False)  # some file systems lack it
+    small = {name: dataclasses.replace(each, most=each.most >> 10) for name, each in FAMILIES.items()}
+    monkeypatch.setattr(moves, "FAMILIES", small)
+    moves._file.cache_clear()
+    names = ("read-cached", "read-direct", "read-mapped", "write-buffered", "write-fsync", "write-direct")
+    prepared = {name: moves._storage(name, 1 << 12) for name in names}
+    assert count() == 5  # a file for reading, one of each size for writing, and two for direct I/O
+    moves._file.cache_clear()
+    for each in prepared.values():
+        each.function(*each.sets[0])
+    del prepared, each
+    assert count() == 0
+
+
 def test_where_no_folder_takes_temporary_files_it_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object, **__: object) -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
@@ -516,7 +539,7 @@ def test_a_partner_that_stalls_in_the_middle_of_an_exchange_is_given_up_and_repl
     from xsp.bench import moves
 
     ends = partner.Ends.__new__(partner.Ends)
-    ends.held = memoryview(bytearray(64))
+    ends.buffer = memoryview(bytearray(64))
     here, there = socket.socketpair()
     with here, there:
         here.settimeout(0.05)

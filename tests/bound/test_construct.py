@@ -22,7 +22,7 @@ from xsp.errors import GraphError
 from xsp.graph import keys
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Value
 
-HOW = construct.How(CacheState.WARM, threads=2)
+HOW = construct.Conditions(CacheState.WARM, threads=2)
 
 
 def chain(layers: Sequence[int], name: str = "m:chain", phases: Mapping[int, Phase] | None = None) -> Graph:
@@ -118,8 +118,14 @@ def test_other_variants_and_failed_figures_never_enter() -> None:
     graph = chain([1, 2])
     known = {key: replace(each, status=Status.DIFFERENT) for key, each in timed(graph).items()}
     assert construct.construct(graph, known, 1, how=HOW, partial=True).ns is None
-    assert construct.construct(graph, timed(graph), 1, how=construct.How(CacheState.COLD, 2), partial=True).ns is None
-    assert construct.construct(graph, timed(graph), 1, how=construct.How(CacheState.WARM, 1), partial=True).ns is None
+    assert (
+        construct.construct(graph, timed(graph), 1, how=construct.Conditions(CacheState.COLD, 2), partial=True).ns
+        is None
+    )
+    assert (
+        construct.construct(graph, timed(graph), 1, how=construct.Conditions(CacheState.WARM, 1), partial=True).ns
+        is None
+    )
 
 
 def test_a_graph_without_calls_is_refused() -> None:

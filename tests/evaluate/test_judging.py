@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +131,13 @@ def test_outputs_of_other_shapes_types_and_holes_are_different() -> None:
     assert of_outputs(np.array([0.0]), np.array([-0.0])).verdict is Verdict.SAME
     assert of_outputs(np.array([1e308]), np.array([-1e308])).verdict is Verdict.DIFFERENT
     assert of_outputs(np.zeros(0), np.zeros(0)).verdict is Verdict.CANNOT_TELL
+
+
+@pytest.mark.parametrize("scalar", [np.float32, lambda value: np.array(value, np.float32)], ids=["scalar", "array"])
+def test_outputs_of_one_number_are_compared_as_others(scalar: Callable[[Any], Any]) -> None:
+    one = scalar(1)
+    assert of_outputs(one, scalar(np.nextafter(np.float32(1), np.float32(2)))).by("outputs") is Verdict.SAME
+    assert of_outputs(one, scalar(1.5)).by("outputs") is Verdict.DIFFERENT
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def test_what_is_recorded_next_lies_where_the_fits_disagree_and_costs_count() ->
     chosen = nextrun.choose(found, 3)
     doubts = crossvalidation.spread(found, crossvalidation.point_columns(found, nextrun.candidates(found)))
     assert chosen[0].doubt >= np.median(np.log(doubts).std(axis=0))
-    assert [each.left for each in chosen] == sorted((each.left for each in chosen), reverse=True)
+    assert [each.remaining_doubt for each in chosen] == sorted((each.remaining_doubt for each in chosen), reverse=True)
     assert len({tuple(each.configuration.values()) for each in chosen}) == 3
     dear = nextrun.choose(found, 3, steps=1_000_000, start=0.0)
     assert max(each.predicted for each in dear) <= max(each.predicted for each in chosen)
@@ -282,7 +282,7 @@ def test_doubt_after_a_measurement_is_that_of_normal_distributions() -> None:
     apart -= apart.mean(axis=1, keepdims=True)
     row, noise, size = apart[1].copy(), 0.3, 400
     before = apart @ apart.T / size
-    after = nextrun._told(apart, row, noise)
+    after = nextrun._updated(apart, row, noise)
     truth = before - np.outer(before[1], before[1]) / (before[1, 1] + noise)
     assert after @ after.T / size == pytest.approx(truth)
 
@@ -321,6 +321,18 @@ def test_what_is_no_table_is_refused_in_one_line(made: list[dict[str, Any]], tol
         configurations.of_rows(made, **told)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("unit", ["us", "\N{MICRO SIGN}s", "\N{GREEK SMALL LETTER MU}s"])
+def test_a_column_of_microseconds_has_their_unit(unit: str) -> None:
+    made = [{"batch": each["batch"], f"step_{unit}": 7.0} for each in GOOD]
+    assert configurations.of_rows(made, f"step_{unit}").seconds[0] == pytest.approx(7e-6)
+
+
+def test_a_letter_that_is_only_like_a_unit_is_none() -> None:
+    made = [{"batch": each["batch"], "step_\N{LATIN SMALL LETTER LONG S}": 7.0} for each in GOOD]
+    with pytest.raises(UsageError, match="--unit s, ms, us or ns"):
+        configurations.of_rows(made, list(made[0])[1])
 
 
 def test_rows_that_are_left_out_are_counted() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import mmap
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
 from xsp.store import loop
-from xsp.store.iterations import BareStep, coldness, iterations, unsettled
+from xsp.store.iterations import BareStep, coldness, iterations, settling_ns
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
@@ -60,6 +61,16 @@ def test_rows_go_to_the_disk_and_come_back_with_what_is_unknown_as_null(tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["loop.parquet"]
     loop.create_table(con, [tmp_path])
     assert con.execute(told).fetchall() == expected
+
+
+def test_rows_have_the_same_byte_order_on_all_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Loop()
+    rows.add(row(7, 9))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "byteorder", "big")
+        loop.append(tmp_path, rows.take(), offset_ns=1000)
+        ((rank, step, *_),) = loop._rows(tmp_path / rundir.LOOP_ROWS)
+    assert (rank, step) == (0, 7)
 
 
 def test_a_row_that_a_kill_cut_off_costs_itself_alone(tmp_path: Path) -> None:
@@ -588,11 +599,11 @@ def test_values_that_no_row_of_the_loop_has_are_left_out(tmp_path: Path, name: s
 
 def test_steady_steps_near_recorded_ones_widen_the_interval_downwards() -> None:
     steps = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, place=step % 12 + 1) for step in range(48)]
-    assert unsettled(steps) == pytest.approx(10 * 4 / 12)
-    assert unsettled([each._replace(place=0) for each in steps]) == 0  # nothing tells which are near
+    assert settling_ns(steps) == pytest.approx(10 * 4 / 12)
+    assert settling_ns([each._replace(place=0) for each in steps]) == 0  # nothing tells which are near
     rows = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, place=step % 12 + 1) for step in range(24)]
     rows += [BareStep(1000 * step, 100.0, None, place=100, steps=40) for step in range(1, 7)]
-    assert unsettled(rows) == pytest.approx(10 * 8 / 264), "a row of many steps has as many that are far"
+    assert settling_ns(rows) == pytest.approx(10 * 8 / 264), "a row of many steps has as many that are far"
 
 
 def test_a_row_of_many_steps_weighs_as_much_as_these_in_all_figures_of_the_step() -> None:

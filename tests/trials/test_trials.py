@@ -175,7 +175,7 @@ def test_threads_stay_whatever_the_program_says(monkeypatch: pytest.MonkeyPatch)
         torch.set_num_threads(3)
         assert torch.get_num_threads() == 1
         assert "the program's set_num_threads(3) is ignored" in trial.applied
-        assert trial.was_so(facts())
+        assert trial.already_applied(facts())
     finally:
         whole(before)
 
@@ -186,13 +186,13 @@ def test_memory_is_kept_by_a_variable_that_the_process_has_from_its_start(monkey
     trial = Malloc()
     trial.start()
     assert "glibc" in " ".join([*trial.applied, *trial.reasons])
-    assert trial.was_so(facts()) is None
+    assert trial.already_applied(facts()) is None
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
-    assert "jemalloc" in str(trial.was_so(facts()))
+    assert "jemalloc" in str(trial.already_applied(facts()))
     monkeypatch.delenv("LD_PRELOAD")
     for name, value in trial.environment().items():
         monkeypatch.setenv(name, value)
-    assert "MALLOC_TOP_PAD_" in str(trial.was_so(facts()))
+    assert "MALLOC_TOP_PAD_" in str(trial.already_applied(facts()))
 
 
 IN_A_THREAD = """
@@ -228,7 +228,7 @@ def test_onednn_is_switched_on_again_in_each_call() -> None:
         pytest.skip("this torch has no oneDNN")
     try:
         torch._C._set_mkldnn_enabled(False)
-        assert trial.was_so(facts()) is None
+        assert trial.already_applied(facts()) is None
         trial.before(module, (IMAGES,), {})
         torch._C._set_mkldnn_enabled(False)
         module(IMAGES)
@@ -322,6 +322,17 @@ def test_a_result_that_cannot_be_read_stops_no_program() -> None:
     assert found.shape == (3, 4)
     call(torch.nn.Identity(), torch.rand(2, device="meta"))
     assert watch.content()["modules"] == ["Linear", "Identity"]
+
+
+def test_modules_that_are_made_for_one_step_each_have_results_of_their_own() -> None:
+    watch = child.Watch([])
+    call = watch.wrap(torch.nn.Module.__call__)
+    for _ in range(outputs.MODULES):
+        call(torch.nn.Linear(4, 4), torch.rand(2, 4))  # CPython reuses the address of the one before
+    call(torch.nn.ReLU(), torch.rand(2, 4))
+    results = watch.content()["outputs"]
+    names = [f"Linear {number}" for number in range(1, outputs.MODULES + 1)]
+    assert {name: len(calls) for name, calls in results.items()} == dict.fromkeys(names, 1)
 
 
 def test_results_are_compared_by_their_largest_value(tmp_path: Path) -> None:

@@ -98,17 +98,17 @@ class Call:
         return any(isinstance(argument, list) and (argument == shape or shape in argument) for argument in self.shapes)
 
     @cached_property
-    def given(self) -> tuple[int, ...]:
+    def input_ids(self) -> tuple[int, ...]:
         """The numbers of a module's input tensors, see `xsp.schema.GIVEN`; empty if not recorded."""
-        numbers = self._told(GIVEN)
+        numbers = self._attribute(GIVEN)
         return tuple(number for number in numbers if type(number) is int)
 
     @cached_property
     def scalars(self) -> list[object]:
         """The arguments of an operator that are not tensors, at their positions; empty if not recorded."""
-        return self._told(SCALARS)
+        return self._attribute(SCALARS)
 
-    def _told(self, name: str) -> list[object]:
+    def _attribute(self, name: str) -> list[object]:
         try:
             values = json.loads(self.attributes or "{}").get(name)
         except (ValueError, AttributeError):
@@ -135,7 +135,7 @@ def of(asked: Asked) -> list[Call]:
     Raises:
         AnalysisError: the trace contains no operators, or contains device work, which other questions cover.
     """
-    return asked.made("calls", lambda: _trees(asked))
+    return asked.cached("calls", lambda: _trees(asked))
 
 
 def walk(asked: Asked) -> Iterator[Call]:

@@ -167,7 +167,7 @@ def _tried(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
 
 def _check_applied(trials: Sequence[Trial], baseline: dict[str, Any], report: dict[str, Any]) -> None:
     """Raise `_NothingChanged` if the reports of the first turn show that the trial changed nothing."""
-    reasons = [trial.was_so(baseline.get("facts") or {}) for trial in trials]
+    reasons = [trial.already_applied(baseline.get("facts") or {}) for trial in trials]
     if all(reasons):
         raise _NothingChanged("; ".join(filter(None, reasons)))
     if report.get("applied"):

@@ -216,8 +216,8 @@ def _same_input_groups(linear: Sequence[Call]) -> Iterator[list[Call]]:
     """Yield groups of layers that are given the same tensor inside the same call."""
     groups: dict[tuple[str | None, tuple[int, ...]], list[Call]] = {}
     for layer in linear:
-        if layer.given and layer.phase != "backward":
-            groups.setdefault((layer.parent.span_id if layer.parent else None, layer.given), []).append(layer)
+        if layer.input_ids and layer.phase != "backward":
+            groups.setdefault((layer.parent.span_id if layer.parent else None, layer.input_ids), []).append(layer)
     for group in groups.values():
         if len({layer.name for layer in group}) >= LEAST_LAYERS:
             yield group

@@ -47,9 +47,9 @@ def _repeats(asked: Asked) -> Iterator[Call]:
     first_calls: dict[tuple[object, ...], Call] = {}
     end = 0
     for call in order:
-        if call.level != Level.LAYER or not call.given or call.start_ns < end or _is_backward(call):
+        if call.level != Level.LAYER or not call.input_ids or call.start_ns < end or _is_backward(call):
             continue
-        earlier = first_calls.setdefault((call.name, call.type, call.given, str(call.shapes)), call)
+        earlier = first_calls.setdefault((call.name, call.type, call.input_ids, str(call.shapes)), call)
         if earlier is not call and earlier.end_ns <= call.start_ns and _is_repeatable(earlier, call, order):
             end = call.end_ns
             yield call

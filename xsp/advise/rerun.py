@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from xsp.comparison import commands
@@ -59,7 +60,7 @@ def program(run: Run, source: str, typed: str | None = None) -> Program:
     """
     if typed is not None:
         return commands.program(typed)
-    hint = f"name the program: xsp advise {shlex.quote(source)} --try 3 --program 'python train.py'"
+    hint = hint_to_name(source)
     if run.is_job or run.ranks:
         raise UsageError(f"{source}: programs of several ranks cannot be tried; {hint}, for one of its ranks")
     words = list(run.typed) or _of_command(run.command)
@@ -72,6 +73,11 @@ def program(run: Run, source: str, typed: str | None = None) -> Program:
         return commands.program(shlex.join(["xsp", words[0], *_with_path(words[1:])]))
     except UsageError as error:
         raise UsageError(f"{error}; {hint}") from None
+
+
+def hint_to_name(source: str) -> str:
+    """Return the hint to name the program of a run, given its path as the user named it."""
+    return f"name the program: xsp advise {shlex.quote(source)} --try 3 --program 'python train.py'"
 
 
 def under(found: Program, trial: str) -> UnderTrial:
@@ -110,8 +116,8 @@ def _locate(name: str) -> str:
     if Path(name).is_file():
         return name
     paths: list[str] = []
-    for count, (folder, subfolders, files) in enumerate(os.walk(".")):
-        too_deep = folder.count(os.sep) >= DEEPEST or count > MOST_FOLDERS
+    for folder, subfolders, files in islice(os.walk("."), MOST_FOLDERS):
+        too_deep = folder.count(os.sep) >= DEEPEST
         subfolders[:] = (
             [] if too_deep else [inner for inner in subfolders if inner[:1] != "." and inner not in NOT_SEARCHED]
         )

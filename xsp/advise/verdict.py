@@ -158,7 +158,7 @@ def _classes(work: Sequence[tuple[str, float]]) -> list[str]:
 def _answer(name: str) -> Callable[[Asked], Iterator[Advice]]:
     def answer(asked: Asked) -> Iterator[Advice]:
         trace = asked.traced
-        result = asked.made("verdict", lambda: verdict(asked.answers))
+        result = asked.cached("verdict", lambda: verdict(asked.answers))
         if result is None:
             raise CoveredElsewhere(f"{trace.name!r} has no device work")
         step = asked.step

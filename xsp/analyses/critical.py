@@ -75,7 +75,7 @@ def critical_path(trace: Trace) -> Table:
     `after` is the rule for what had to end before the segment could begin. Times are as recorded, so they include the
     overhead of profiling.
     """
-    if not trace.has_made("path_segments"):
+    if not trace.has_temp_table("path_segments"):
         _walk(trace)
     return trace.sql(_PATH)
 
@@ -84,12 +84,12 @@ def _walk(trace: Trace) -> None:
     """Find the path, and make the tables of its segments and labels."""
     window = _window(trace)
     rows = [StepSpan._make(row) for row in trace.con.execute(_seen(window)).fetchall()]
-    last = max((row for row in rows if row.device is not None and row.mine), key=lambda row: row.end, default=None)
+    last = max((row for row in rows if row.device is not None and row.in_step), key=lambda row: row.end, default=None)
     if last is not None and last.end <= window.end:
         last = None
     end = last.end if last is not None else window.end
     walk = Walk(rows, window.main, window.start, window.end)
-    walk.back_from(end, last)
+    walk.trace_back(end, last)
     _store_path(trace, walk, window, end)
 
 
@@ -97,7 +97,7 @@ def _store_path(trace: Trace, walk: Walk, window: _Window, end: int) -> None:
     """Store the path in the engine, as text: a path can be long, and the engine is slow at reading Python lists."""
     values(trace, "path_labels", _LABELS, [(number, *label) for label, number in walk.labels.items()])
     path = walk.path[::-1]
-    trace.once(
+    trace.create_temp_table(
         "path_segments",
         f"""
         SELECT start_ns, lead(start_ns, 1, {end - window.start}) OVER (ORDER BY start_ns) AS end_ns, label,
@@ -181,10 +181,10 @@ def _seen(window: _Window) -> str:
     """
     process, thread = (_sql(part) for part in window.main)
     return f"""
-        WITH {NAMES}, mine AS (SELECT * FROM spans WHERE {window.spans}), seen AS (
-            SELECT *, true AS mine FROM mine
+        WITH {NAMES}, step_spans AS (SELECT * FROM spans WHERE {window.spans}), seen AS (
+            SELECT *, true AS in_step FROM step_spans
             UNION ALL
-            SELECT *, false AS mine FROM spans
+            SELECT *, false AS in_step FROM spans
             WHERE rank IS NOT DISTINCT FROM {_sql(window.rank)} AND device IS NOT NULL
               AND NOT coalesce({window.spans}, false)
               AND start_ns < {window.end} AND start_ns + dur_ns > {window.start}
@@ -194,8 +194,8 @@ def _seen(window: _Window) -> str:
                     THEN coalesce(parent.process, {process}) ELSE seen.process END,
                CASE WHEN seen.device IS NULL THEN coalesce(seen.thread, parent.thread, {thread}) END,
                seen.device, seen.stream, seen.correlation_id, seen.layer_id,
-               CASE WHEN NOT seen.mine THEN '{_OTHER_STEP}' ELSE parent.op END,
-               seen.mine,
+               CASE WHEN NOT seen.in_step THEN '{_OTHER_STEP}' ELSE parent.op END,
+               seen.in_step,
                coalesce(class = '{COMMUNICATION}', false)
                    OR coalesce(contains(seen.attributes, '"xsp.collective.name"'), false),
                coalesce(seen.phase = 'backward', false) OR coalesce(seen.forward_thread <> seen.thread, false),
@@ -205,7 +205,7 @@ def _seen(window: _Window) -> str:
         FROM seen
         LEFT JOIN names ON seen.device IS NOT NULL AND names.name = seen.name
         LEFT JOIN (
-            SELECT span_id, process, thread, CASE WHEN kind = '{Kind.OP}' THEN name END AS op FROM mine
+            SELECT span_id, process, thread, CASE WHEN kind = '{Kind.OP}' THEN name END AS op FROM step_spans
         ) parent ON parent.span_id = seen.parent_id
         WHERE seen.kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}') AND seen.dur_ns > 0
         ORDER BY seen.start_ns, seen.dur_ns DESC, seen.level, seen.depth

@@ -88,8 +88,8 @@ def prepare(trace: Trace) -> None:
     name does not contain Async). A call that makes a stream wait does not block the host.
     """
     library_calls(trace, "spans")
-    trace.once("device_work", _DEVICE_WORK)
-    trace.once("runtime_calls", _RUNTIME_CALLS)
+    trace.create_temp_table("device_work", _DEVICE_WORK)
+    trace.create_temp_table("runtime_calls", _RUNTIME_CALLS)
 
 
 NAMED = f"""

@@ -104,7 +104,7 @@ _PARTS = f"""
 
 def _prepare(trace: Trace) -> None:
     prepare(trace)
-    trace.once("kernel_parts", _PARTS)
+    trace.create_temp_table("kernel_parts", _PARTS)
 
 
 @analysis("attention", "Attention by form", Level.KERNEL, everywhere=True)

@@ -133,7 +133,7 @@ _CAUSES = f"""
 
 def _prepare(trace: Trace) -> None:
     prepare(trace)
-    trace.once("idle_causes", _CAUSES)
+    trace.create_temp_table("idle_causes", _CAUSES)
 
 
 @analysis("idle-causes", "Why devices were idle", Level.KERNEL, everywhere=True)

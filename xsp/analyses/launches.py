@@ -29,7 +29,7 @@ counts with the first."""
 
 def _prepare(trace: Trace) -> None:
     prepare(trace)
-    trace.once("launched", _LAUNCHED)
+    trace.create_temp_table("launched", _LAUNCHED)
 
 
 @analysis("launches", "Launches and queues", Level.KERNEL, everywhere=True)

@@ -155,7 +155,7 @@ def memory_steps(trace: Trace) -> Table:
     `left_mib` is what the step allocated and did not free before its end. If every step leaves memory, it is a leak; if
     only the first does, it is often state (of an optimizer, a cache). A null device stands for host memory.
     """
-    trace.once("memory_levels", _MEMORY_LEVELS)
+    trace.create_temp_table("memory_levels", _MEMORY_LEVELS)
     rows = trace.con.execute(
         f"""
         WITH steps AS (
@@ -191,7 +191,7 @@ _PLACES = f"""
 
 def _changes(trace: Trace) -> dict[int | None, list[_Change]]:
     """Return the allocations and deallocations of the merged step in order of time, per pool."""
-    trace.once("memory_levels", _MEMORY_LEVELS)
+    trace.create_temp_table("memory_levels", _MEMORY_LEVELS)
     rows = trace.con.execute(
         f"""
         WITH chosen AS (

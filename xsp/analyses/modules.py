@@ -111,7 +111,7 @@ def _grouped(trace: Trace, grouping: str, columns: Mapping[str, str]) -> Table:
 
 def make_paths(trace: Trace) -> None:
     """Create the tables `module_chains` and `chain_members`, unless this trace already has them."""
-    if trace.has_made(_TABLE):
+    if trace.has_temp_table(_TABLE):
         return
     calls = trace.sql(
         f"""
@@ -135,7 +135,7 @@ def make_paths(trace: Trace) -> None:
     ):
         table.create(trace.con, table_name, columns)
         table.insert(trace.con, table_name, rows, columns)
-    trace.once(_TABLE, "SELECT * FROM module_chains_found")
+    trace.create_temp_table(_TABLE, "SELECT * FROM module_chains_found")
 
 
 def _members(chain: Chain, number: int) -> list[tuple[int, str, str | None, str, bool]]:

@@ -22,7 +22,7 @@ _STREAMS = f"""
 
 def _prepare(trace: Trace) -> None:
     prepare(trace)
-    trace.once("stream_work", _STREAMS)
+    trace.create_temp_table("stream_work", _STREAMS)
 
 
 @analysis("queues", "Queue length of each stream", Level.KERNEL, everywhere=True)

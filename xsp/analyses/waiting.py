@@ -29,7 +29,7 @@ LATENCY_NS = 10_000
 SKEW_NS = 2_000
 """Accuracy of times: clocks of host and device agree to this, and some traces have whole microseconds."""
 
-HOLDERS = frozenset({Kind.STEP, Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.MODULE, Kind.USER, Kind.RUN})
+CONTAINERS = frozenset({Kind.STEP, Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.MODULE, Kind.USER, Kind.RUN})
 """Kinds of host spans that contain others; time that no other span covers is the program's own, or waiting."""
 
 OPS = frozenset({Kind.OP, Kind.PRIMITIVE})
@@ -58,7 +58,7 @@ class StepSpan(NamedTuple):
     correlation_id: int | None
     layer_id: str | None
     op: str | None
-    mine: bool
+    in_step: bool
     """Whether it belongs to the step; device work of another step can delay it."""
     communicates: bool
     backward: bool
@@ -96,7 +96,7 @@ class _Timeline:
         self.seen: list[StepSpan] = []
         self.ops: list[str | None] = []
         self._divide(rows)
-        self.work_ends = [end for end, seen in zip(self.ends, self.seen, strict=True) if seen.kind not in HOLDERS]
+        self.work_ends = [end for end, seen in zip(self.ends, self.seen, strict=True) if seen.kind not in CONTAINERS]
         self.backward = any(row.backward for row in rows)
 
     def _divide(self, rows: Sequence[StepSpan]) -> None:
@@ -188,7 +188,7 @@ class Walk:
         self.path: list[tuple[int, int]] = []
         """The segments, the last one first: start and label of each. A segment ends where the following one begins."""
 
-    def back_from(self, end: int, last: StepSpan | None) -> None:
+    def trace_back(self, end: int, last: StepSpan | None) -> None:
         """Find the path.
 
         Args:
@@ -261,7 +261,7 @@ class Walk:
         begin, end, seen, op = timeline.starts[index], timeline.ends[index], timeline.seen[index], timeline.ops[index]
         if end < now:
             return self._gap(thread, end, now, stuck)
-        if seen.kind in HOLDERS:
+        if seen.kind in CONTAINERS:
             ended, backward_thread = (
                 self._backward_ended(begin, now) if thread == self.main and not stuck else (begin, None)
             )
@@ -307,4 +307,4 @@ def _what(seen: StepSpan) -> str:
         return "communication"
     if seen.kind in OPS:
         return "op"
-    return "host" if seen.kind in HOLDERS else seen.kind
+    return "host" if seen.kind in CONTAINERS else seen.kind

@@ -13,6 +13,7 @@ import mmap
 import os
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,9 +147,17 @@ def directory() -> Path:
     return Path(os.environ.get(DIRECTORY) or tempfile.gettempdir())
 
 
-@functools.lru_cache(maxsize=2)
-def _file(purpose: str, size: int) -> int:
-    """Return the descriptor of an unnamed file that is filled and synced to storage."""
+class _Opened:
+    """An open file, which is closed when neither the cache nor a prepared transfer refers to it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+
+@functools.lru_cache(maxsize=3)  # one for reading, and two sizes for writing: those of the families
+def _file(purpose: str, size: int) -> _Opened:
+    """Return an unnamed file that is filled and synced to storage."""
     folder = directory()
     try:
         free = os.statvfs(folder)
@@ -160,25 +169,26 @@ def _file(purpose: str, size: int) -> int:
                 file.write(noise)
             file.flush()
             os.fsync(file.fileno())
-            return os.dup(file.fileno())
+            return _Opened(os.dup(file.fileno()))
     except OSError as error:
         raise _refusal(error, f"{folder}: no file can be created there ({error.strerror})") from error
 
 
 def _storage(name: str, size: int) -> Prepared:
     largest = FAMILIES[name].most
-    descriptor = _file("written" if name.startswith("write") else "read", max(size, largest))
+    file = _file("written" if name.startswith("write") else "read", max(size, largest))
     buffer = mmap.mmap(-1, size)
     buffer[:] = np.random.default_rng(1).bytes(size)
     view = memoryview(buffer)
     if name.endswith("direct"):
-        descriptor = _direct(descriptor)
+        file = _direct(file)
     if name == "read-cold":
-        return timed_by_itself(_cold(descriptor, view), most_calls=16)
+        return timed_by_itself(_cold(file, view), most_calls=16)
     if name == "read-mapped":
-        return Prepared(lambda: _mapped(descriptor, size), [()])
+        return Prepared(lambda: _mapped(file.descriptor, size), [()])
+    descriptor = file.descriptor
 
-    def moved(a: memoryview) -> None:
+    def moved(a: memoryview, opened: _Opened = file) -> None:  # the default keeps the file open
         transferred = os.preadv(descriptor, [a], 0) if name.startswith("read") else os.pwritev(descriptor, [a], 0)
         if transferred != size:
             raise OSError(f"only {transferred} of {size} bytes were transferred")
@@ -196,20 +206,22 @@ def _mapped(descriptor: int, size: int) -> None:
         del view
 
 
-def _direct(descriptor: int) -> int:
+def _direct(file: _Opened) -> _Opened:
+    """Return the same file, opened for direct I/O."""
     try:
-        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_DIRECT)
+        return _Opened(os.open(f"/proc/self/fd/{file.descriptor}", os.O_RDWR | os.O_DIRECT))
     except (OSError, AttributeError) as error:
         raise NotTimeable("this file system does not support direct I/O") from error
 
 
-def _cold(descriptor: int, buffer: memoryview) -> Callable[[int], int]:
+def _cold(file: _Opened, buffer: memoryview) -> Callable[[int], int]:
     if not hasattr(os, "posix_fadvise"):
         raise NotTimeable("this system does not drop cached pages on request")
     size = len(buffer)
 
     def batch(calls: int) -> int:
         elapsed_ns = 0
+        descriptor = file.descriptor
         for _ in range(calls):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             start = time.perf_counter_ns()

@@ -52,8 +52,8 @@ class OnnxRuntime:
         model = _Model(spec.block)
         weight_bytes = sum(_bytes(tensor) for tensor in model.weights.values())
         # weights count twice, because the library copies them
-        input_bytes = sum(_bytes(tensor) for tensor in model.given.values()) + 2 * weight_bytes
-        output_bytes = sum(tensor.bytes or 0 for tensor in model.made.values())
+        input_bytes = sum(_bytes(tensor) for tensor in model.inputs.values()) + 2 * weight_bytes
+        output_bytes = sum(tensor.bytes or 0 for tensor in model.node_outputs.values())
         if input_bytes + output_bytes > limit_bytes:
             raise MemoryError(f"its tensors take {(input_bytes + output_bytes) / 2**30:.1f} GiB")
         copies, notes = 1, list(model.notes)
@@ -75,7 +75,7 @@ class _Model:
     """A block as nodes with named tensors: the model's inputs, weights, fixed values and outputs."""
 
     def __init__(self, block: Block) -> None:
-        self.given: dict[str, Tensor] = {}
+        self.inputs: dict[str, Tensor] = {}
         """Name → input of the model (activation)."""
 
         self.weights: dict[str, Tensor] = {}
@@ -85,7 +85,7 @@ class _Model:
         self.high: dict[str, int] = {}
         """Name of an input of positions → exclusive upper bound of its integers."""
 
-        self.made: dict[str, Tensor] = {}
+        self.node_outputs: dict[str, Tensor] = {}
         """Name → output of a node."""
 
         self.read: set[str] = set()
@@ -98,13 +98,13 @@ class _Model:
             raise NotTimeable(lacks)
         for call, wires in zip(block.calls, block.wiring, strict=True):
             self._add(call, wires)
-        if not self.given:
+        if not self.inputs:
             raise NotTimeable("all its inputs are constants, so ONNX Runtime computes it when it loads the file")
 
     @property
     def outputs(self) -> dict[str, Tensor]:
         """Outputs that no node of the block reads."""
-        return {name: tensor for name, tensor in self.made.items() if name not in self.read}
+        return {name: tensor for name, tensor in self.node_outputs.items() if name not in self.read}
 
     def _add(self, call: Call, wires: Wires) -> None:
         for tensor in (*call.inputs, *call.outputs):
@@ -115,8 +115,8 @@ class _Model:
             inputs.append("" if value is None else self._input(call, index, value, next(reads)))
         outputs = []
         for number, tensor in zip(wires.returns, call.outputs, strict=True):
-            name = f"made{len(self.made)}"
-            self.made[name] = tensor
+            name = f"made{len(self.node_outputs)}"
+            self.node_outputs[name] = tensor
             self._names[number, tensor] = name
             outputs.append(name)
         self.nodes.append((call, inputs, outputs))
@@ -137,7 +137,7 @@ class _Model:
             self.high[name] = high
         elif not (tensor.dtype or "").startswith(("float", "bool")):
             self.notes.append(f"inputs of {call.op} are ones: no rule for their values is known")
-        (self.weights if number in self._lasting else self.given)[name] = tensor
+        (self.weights if number in self._lasting else self.inputs)[name] = tensor
         return name
 
 
@@ -178,7 +178,7 @@ class _Run:
             self._session = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
             self._bound = self._session.io_binding()
             positive = _positive(model)
-            for name, tensor in model.given.items():
+            for name, tensor in model.inputs.items():
                 array = values.of(tensor, model.high.get(name), name in positive)
                 self._bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
             for name in model.outputs:
@@ -234,7 +234,7 @@ def _serialized(onnx: Any, model: _Model, values: _Values) -> bytes:
         ]
 
     graph = helper.make_graph(
-        nodes, "block", told(model.given), told(model.outputs),
+        nodes, "block", told(model.inputs), told(model.outputs),
         initializer=[onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
     )  # fmt: skip
     opsets = [helper.make_opsetid(domain, version) for domain, version in (versions or {"": 1}).items()]

@@ -43,11 +43,11 @@ class Ends:
         self.sockets = {"unix-socket": socket.socket(fileno=local), "tcp-loopback": socket.socket(fileno=tcp)}
         self.memory = mmap.mmap(shared, size)
         self.size = size
-        self.held = memoryview(bytearray(size))
+        self.buffer = memoryview(bytearray(size))
 
     def close(self) -> None:
         """Close all channels."""
-        self.held.release()
+        self.buffer.release()
         self.memory.close()
         for channel in (self.control, *self.sockets.values()):
             channel.close()
@@ -59,15 +59,15 @@ class Ends:
         if how.endswith("-duplex"):
             self._exchange(self.sockets[how.removesuffix("-duplex")], size)
         elif how in MAPPED:
-            self.memory[:size] = self.held[:size]
+            self.memory[:size] = self.buffer[:size]
             self.control.sendall(b"x")
             _byte(self.control)
         elif how == "pipe":
-            _write(self.pipe_out, self.held[:size])
+            _write(self.pipe_out, self.buffer[:size])
             if not os.read(self.pipe_in, 1):
                 raise Ended
         else:
-            self.sockets[how].sendall(self.held[:size])
+            self.sockets[how].sendall(self.buffer[:size])
             _byte(self.sockets[how])
 
     def receive(self, how: str, size: int) -> None:
@@ -76,18 +76,18 @@ class Ends:
             self._exchange(self.sockets[how.removesuffix("-duplex")], size)
         elif how in MAPPED:
             _byte(self.control)
-            self.held[:size] = self.memory[:size]
+            self.buffer[:size] = self.memory[:size]
             self.control.sendall(b"x")
         elif how == "pipe":
             received = 0
             while received < size:
-                count = os.readv(self.pipe_in, [self.held[received:size]])
+                count = os.readv(self.pipe_in, [self.buffer[received:size]])
                 if not count:
                     raise Ended
                 received += count
             os.write(self.pipe_out, b"x")
         else:
-            _fill(self.sockets[how], self.held[:size])
+            _fill(self.sockets[how], self.buffer[:size])
             self.sockets[how].sendall(b"x")
 
     def _exchange(self, connection: socket.socket, size: int) -> None:
@@ -102,9 +102,9 @@ class Ends:
                 if not readable and not writable:
                     raise TimeoutError(f"no byte within {patience} s")
                 if writable:
-                    sent += connection.send(self.held[sent:size])
+                    sent += connection.send(self.buffer[sent:size])
                 if readable:
-                    count = connection.recv_into(self.held[received:size])
+                    count = connection.recv_into(self.buffer[received:size])
                     if not count:
                         raise Ended
                     received += count

@@ -19,6 +19,7 @@ from typing import Any
 from xsp import processes
 from xsp.bench import transfers
 from xsp.bench.spec import Spec
+from xsp.errors import first_line
 
 _CODE = processes.calling("xsp.bench.ranks", "be")
 
@@ -203,7 +204,7 @@ def be(parent: int, rank: int, count: int, threads: int, store: int, answers: in
             groups = {size: dist.new_group(list(range(size))) for size in range(1, count + 1)}
             say({"ready": rank})
         except Exception as error:
-            say({"error": f"gloo cannot be used: {str(error).splitlines()[0][:160]}"})
+            say({"error": f"gloo cannot be used: {first_line(error)[:160]}"})
             return
         buffers: dict[tuple[str, int], Any] = {}
         for line in sys.stdin:

@@ -26,7 +26,7 @@ import duckdb
 from xsp import atomic, cached, table
 from xsp.bench.environment import Environment, here
 from xsp.bench.spec import CacheState, Spec, Status, Timing, spec_of, untimed
-from xsp.errors import BenchError, OutputError
+from xsp.errors import BenchError, OutputError, first_line
 from xsp.schema import Column
 
 VARIABLE = "XSP_TIMINGS"
@@ -68,7 +68,7 @@ class Timings:
         self.problems: list[str] = []
         """Rows, parts and descriptions that were left out, with the reasons."""
 
-        self._held: dict[str, Timing] = {}
+        self._by_key: dict[str, Timing] = {}
         self._borrowed: dict[str, Timing] = {}
 
     @classmethod
@@ -90,7 +90,7 @@ class Timings:
         if os.path.exists(path) and not os.path.isdir(path):  # `Path.exists` raises where a folder above is locked
             raise BenchError(f"{path}: not a folder of timings; read a file of them with `xsp bench --import FILE`")
         timings = cls(path, environment or here())
-        timings._held = timings._read(timings.environment.hash)
+        timings._by_key = timings._read(timings.environment.hash)
         if like is not None:
             available = timings.environments()
             matches = [hash_ for hash_ in available if hash_.startswith(like)]
@@ -117,13 +117,13 @@ class Timings:
 
     def get(self, key: str) -> Timing | None:
         """Return the timing of a spec by its key: of this environment, else of `like`, else None."""
-        return self._held.get(key) or self._borrowed.get(key)
+        return self._by_key.get(key) or self._borrowed.get(key)
 
     def __iter__(self) -> Iterator[Timing]:
-        return iter(self._held.values())
+        return iter(self._by_key.values())
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._by_key)
 
     def add(self, timings: Iterable[Timing]) -> None:
         """Add timings in memory and as one part on disk; if there are none, nothing is written.
@@ -142,7 +142,7 @@ class Timings:
         if not stored:
             return
         self._write(self.environment, stored)
-        self._held.update((timing.key, timing) for timing in stored)
+        self._by_key.update((timing.key, timing) for timing in stored)
 
     def check_writable(self) -> None:
         """Check that timings could be stored, without writing anything.
@@ -162,7 +162,7 @@ class Timings:
 
     def all_of(self, environment: str) -> list[Timing]:
         """Return the timings of the environment with a hash."""
-        return list(self._held.values() if environment == self.environment.hash else self._read(environment).values())
+        return list(self._by_key.values() if environment == self.environment.hash else self._read(environment).values())
 
     def compact(self) -> int:
         """Merge the parts of this environment into one, and return how many parts there were.
@@ -233,7 +233,9 @@ class Timings:
                 continue
             descriptions[described] = environment
             by_environment.setdefault(timing.environment, []).append(timing)
-        if records and not by_environment:
+        if not records:
+            raise BenchError(f"{path}: it holds no timings; `xsp bench --export FILE` writes a file of them")
+        if not by_environment:
             raise BenchError(f"{path}: none of its {len(records)} timings is valid ({self.problems[-1]})")
         added = 0
         for environment in {environment.hash: environment for environment in descriptions.values()}.values():
@@ -244,7 +246,7 @@ class Timings:
             if newer:
                 self._write(environment, newer)
                 added += len(newer)
-        self._held = self._read(self.environment.hash)
+        self._by_key = self._read(self.environment.hash)
         return added, len(by_environment)
 
     # --- on the disk ------------------------------------------------------------------------------------
@@ -348,7 +350,7 @@ def _put(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[Column]) -
 
 def _first(error: Exception) -> str:
     """Return the first line of an error's message; for a file that cannot be opened only the reason."""
-    message = (str(error).splitlines() or [type(error).__name__])[0]
+    message = first_line(error)
     return message.rpartition(": ")[2] if "Cannot open file" in message else message[:160]
 
 

@@ -38,8 +38,8 @@ class TimingSource(Protocol):
 
 
 @dataclass(frozen=True)
-class How:
-    """Conditions of the timings, which together with the block identify a timing."""
+class Conditions:
+    """The conditions of timings, which together with the block identify a timing."""
 
     state: CacheState = CacheState.CHAIN
     threads: int = 0
@@ -105,7 +105,7 @@ class Construction:
     @property
     def at_least(self) -> bool:
         """Whether there are holes, so that `ns` is a lower limit."""
-        return not self.coverage.whole
+        return not self.coverage.is_complete
 
     @property
     def unique(self) -> int:
@@ -145,7 +145,7 @@ def construct(
     timings: TimingSource,
     granularity: int = 1,
     *,
-    how: How | None = None,
+    how: Conditions | None = None,
     only: Collection[str] | None = None,
     glue_ns: float | None = None,
     partial: bool = False,
@@ -164,7 +164,7 @@ def construct(
     Raises:
         GraphError: the granularity is below 1, or the graph has no computing calls.
     """
-    pieces = _windows(graph, timings, granularity, None, how or How(), only)
+    pieces = _windows(graph, timings, granularity, None, how or Conditions(), only)
     if not pieces:
         raise GraphError(f"{graph.name}: it has no computing calls to construct a time from")
     figures = [None if window.ns is None else _figure(window, window.ns) for window in pieces]
@@ -190,10 +190,10 @@ def module_calls(graph: Graph) -> int:
 
 
 def keys_of_other_models(
-    others: Iterable[Graph], granularity: int, *, how: How | None = None, stride: int | None = None
+    others: Iterable[Graph], granularity: int, *, how: Conditions | None = None, stride: int | None = None
 ) -> frozenset[str]:
     """Return the keys of all specs of other models, for the argument `only` of `construct`."""
-    conditions = how or How()
+    conditions = how or Conditions()
     return frozenset(
         conditions.spec(graph, block(graph, *ends)).key
         for graph in others
@@ -202,7 +202,7 @@ def keys_of_other_models(
 
 
 def _windows(
-    graph: Graph, timings: TimingSource, size: int, stride: int | None, how: How, only: Collection[str] | None
+    graph: Graph, timings: TimingSource, size: int, stride: int | None, how: Conditions, only: Collection[str] | None
 ) -> list[Window]:
     computing = [index for index, node in enumerate(graph.nodes) if node.computes]
     specs: dict[str, Spec] = {}
@@ -276,7 +276,7 @@ def cover(
     timings: TimingSource,
     granularity: int,
     *,
-    how: How | None = None,
+    how: Conditions | None = None,
     only: Collection[str] | None = None,
 ) -> Cover:
     """Return the best cover of a model by overlapping blocks.
@@ -288,7 +288,7 @@ def cover(
     Raises:
         GraphError: no timed blocks cover all calls; the message names the first call that is not covered.
     """
-    conditions = how or How()
+    conditions = how or Conditions()
     timed = [
         window
         for size in range(1, granularity + 1)

@@ -48,7 +48,8 @@ def sections(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[
             if group.differences
             else []
         )
-        texts.append(Text(group.reason if group.regression is None else _regression(group.regression)))
+        if group.points or not group.slopes:
+            texts.append(Text(group.reason if group.regression is None else _regression(group.regression)))
         charts = tuple(
             _scatter(group, correlation) for correlation in group.correlations if correlation.pearson is not None
         )
@@ -63,10 +64,10 @@ def sections(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[
             )
             for slope in group.slopes
         )
-        families = ("family", "varies", "models", "least_ms", "most_ms", "exponent of latency")
+        families = ("family", "varies", "models", "first model_ms", "last model_ms", "exponent of latency")
         result.append(
             Section(
-                f"{group.title}: {_models(len(group.points))}",
+                _title(group),
                 (
                     *(text for text in texts if text.text),
                     *([Table(columns, rows, "Measures against latency")] if rows else []),
@@ -103,12 +104,18 @@ def shown(figure: Figure | None) -> str:
     return f"{figure.value:.2f} [{figure.low:.2f}, {figure.high:.2f}]"
 
 
+def _title(group: Group) -> str:
+    if not group.points and group.slopes:
+        return f"{group.title}: families of small models"
+    return f"{group.title}: {_models(len(group.points))}"
+
+
 def _models(count: int) -> str:
     return f"{count:,} model{'s' * (count != 1)}"
 
 
 def _group(group: Group) -> Iterator[str]:
-    yield plain(f"{group.title}: {_models(len(group.points))}")
+    yield plain(_title(group))
     if group.slopes:
         yield "families that vary only one measure: latency ~ measure^exponent"
         yield f"{'family':11} {'varies':13} {'n':>2} {'by':>7} {'latency, ms':>18} {'exponent':>20}"

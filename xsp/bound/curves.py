@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp.bound.construct import Construction, Cover, How, TimingSource, construct, cover
+from xsp.bound.construct import Conditions, Construction, Cover, TimingSource, construct, cover
 from xsp.errors import GraphError
 from xsp.graph.node import Graph
 
@@ -36,7 +36,7 @@ def curve(
     measured_ns: float | None = None,
     granularities: Sequence[int] = range(1, MOST + 1),
     *,
-    how: How | None = None,
+    how: Conditions | None = None,
     only: Mapping[int, Collection[str]] | None = None,
     glue_ns: float | None = None,
 ) -> list[Point]:
@@ -133,7 +133,7 @@ def of(
         graph, *_ = planned.matched(graph, run, planned.is_trace(what), problems)
         problems += planned.one_kind(run)
     run_threads = run.run.machine.torch_threads if run is not None else None
-    how = How(threads=threads or run_threads or cores(), runtime=runtime_of(graph))
+    how = Conditions(threads=threads or run_threads or cores(), runtime=runtime_of(graph))
     sizes = range(1, most + 1)
     if fill is not None:
         pending = []
@@ -186,7 +186,7 @@ def cost(
     steps_ns: Mapping[str, float],
     granularity: int = 1,
     *,
-    how: How | None = None,
+    how: Conditions | None = None,
 ) -> Cost:
     """Return the cost of timing the distinct blocks of models once, compared with running one step of each model.
 

@@ -159,7 +159,7 @@ def section(found: Curve) -> Section:
                 over="calls of a block, G",
             )
         )
-    columns = ("G", "blocks", "different", "timed", "blocks_ms", "half_ms", "error_percent", "one_of_each_ms")
+    columns = ("G", "blocks", "distinct", "timed", "blocks_ms", "blocks_half_ms", "error_percent", "one_of_each_ms")
     rows = tuple(
         (
             construction.granularity,

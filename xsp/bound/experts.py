@@ -74,13 +74,13 @@ def distinct(experts: int, chosen: float, tokens: float, skew: float = 0.0) -> f
 
 def _shares(experts: int, chosen: float, skew: float) -> list[float]:
     """Return the probability of each expert to be chosen by a token; each is at most 1, their sum is `chosen`."""
-    weights = [(rank + 1.0) ** -skew for rank in range(experts)]
     certain = 0
     while True:  # an expert with a share above 1 is always chosen; the others share the rest
-        rest = math.fsum(weights[certain:])
-        scale = (chosen - certain) / rest
-        if weights[certain] * scale <= 1 + 1e-12:
-            return [1.0] * certain + [min(1.0, weight * scale) for weight in weights[certain:]]
+        # relative to the largest of them, which is 1: with a large skew all of them would underflow to 0
+        weights = [((rank + 1) / (certain + 1)) ** -skew for rank in range(certain, experts)]
+        scale = (chosen - certain) / math.fsum(weights)
+        if scale <= 1 + 1e-12:
+            return [1.0] * certain + [min(1.0, weight * scale) for weight in weights]
         certain += 1
 
 

@@ -76,7 +76,7 @@ def _rows(language: Language) -> Iterator[list[Point]]:
 
 
 def _at_least(point: Point) -> str:
-    return "" if point.ns is None or point.coverage.whole else "≥ "
+    return "" if point.ns is None or point.coverage.is_complete else "≥ "
 
 
 def _measured(language: Language) -> list[str]:
@@ -192,7 +192,7 @@ def _next(language: Language, source: str, command: str) -> str:
     points = [point for curve in language.curves for point in curve.points]
     if language.settings.get("environment") is None:
         return f"xsp bound {shlex.quote(source)} {command} --fill 60s, on the device"
-    if any(not point.coverage.whole for point in points):
+    if any(not point.coverage.is_complete for point in points):
         return f"{base} --fill 60s"
     if any(point.measured is None for point in points):
         return f"{base} --measure 30s"
@@ -266,7 +266,7 @@ def _point(point: Point, curve: Curve) -> dict[str, Any]:
         "tokens": point.tokens,
         "ns": point.ns,
         "half_ns": point.half_ns,
-        "at_least": None if point.ns is None else not point.coverage.whole,
+        "at_least": None if point.ns is None else not point.coverage.is_complete,
         "fitted_ns": None if whole is None else whole.at(point.tokens),
         "ceiling_ns": point.ceiling_ns,
         "flops": point.flops,

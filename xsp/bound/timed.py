@@ -10,7 +10,7 @@ from xsp import plugins
 from xsp.bench.plan import ONNX_RUNTIME, has_onnx_runtime, overheads, runtime_of, settled
 from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, RUNTIMES, CacheState, Spec, Status, Timing
 from xsp.bench.timings import Timings
-from xsp.bound.construct import How, construct, module_calls
+from xsp.bound.construct import Conditions, construct, module_calls
 from xsp.bound.totals import Figure, Total
 from xsp.graph.blocks import block, windows
 from xsp.graph.node import Graph
@@ -148,7 +148,9 @@ def _least(timings: Sequence[Timing]) -> Figure | None:
 
 def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: bool) -> tuple[Total, str]:
     """Return the total of blocks of `size` calls, and the reason if there is none; see `xsp.bound.construct`."""
-    construction = construct(graph, timings, size, how=How(threads=threads, runtime=runtime_of(graph)), partial=partial)
+    construction = construct(
+        graph, timings, size, how=Conditions(threads=threads, runtime=runtime_of(graph)), partial=partial
+    )
     total = Total(
         construction.coverage, None if construction.ns is None else float(round(construction.ns)), construction.half_ns
     )

@@ -53,7 +53,7 @@ class Coverage:
         return self.time if self.time is not None else self.nodes / self.of_nodes if self.of_nodes else 1.0
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether there are no holes."""
         return self.nodes == self.of_nodes
 
@@ -85,7 +85,7 @@ class Total:
     @property
     def at_least(self) -> bool:
         """Whether there are holes, so that the total is a lower limit."""
-        return not self.coverage.whole
+        return not self.coverage.is_complete
 
     @property
     def low(self) -> float | None:

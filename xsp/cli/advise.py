@@ -154,6 +154,11 @@ def _plan(given: argparse.Namespace, asked: Asked) -> Plan:
     if asked.trace is None:
         raise _needs_a_run(given.source)
     program = rerun.program(asked.trace.run, given.source, given.program)
+    try:
+        options.check_in_turns(program)
+    except UsageError as error:
+        hint = f"; {rerun.hint_to_name(given.source)}" if given.program is None else ""
+        raise UsageError(f"{error}{hint}") from None
     trains = any(kind.training for kind in asked.trace.run.kinds)
     return experiment.Plan(program, rerun.place(Path(given.source)), trains, given.turns or experiment.TURNS)
 

@@ -3,6 +3,8 @@
 `xsp bench transfers` and `xsp bench collectives` time copies in memory, between processes, to storage, to devices, and
 collectives between ranks.
 
+The calls of a model are timed on the processor only, even where torch has a GPU.
+
 The most expensive calls come first. Existing timings are not repeated, even if they were taken for another model. Calls
 that cannot be timed are listed, and have no figure. The timings are used by `xsp bound` and `xsp advise`.
 
@@ -91,9 +93,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="memory, processes, storage, device, or single ones with commas (default: all)",
     )
-    group.add_argument(
-        "--ranks", metavar="N,…", help="numbers of ranks of collectives (default: 2,3,4)"
-    )
+    group.add_argument("--ranks", metavar="N,…", help="numbers of ranks of collectives (default: 2,3,4)")
     group.add_argument(
         "--directory",
         type=Path,

@@ -154,6 +154,10 @@ def _check_options(given: argparse.Namespace) -> None:
             else f"--turns takes two commands, each in quotes, and {len(given.before)} are given: "
             "--turns 20 'python before.py' 'python after.py'"
         )
+    from xsp.comparison import commands
+
+    for typed in given.before:
+        options.check_in_turns(commands.program(typed))
 
 
 def _directory(given: argparse.Namespace) -> Path:

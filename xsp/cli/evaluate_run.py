@@ -171,9 +171,9 @@ def _by_cluster(given: argparse.Namespace, entries: list[LoadedManifest], option
         dispatch.carry_out(work, agents, options, show)
     for piece in work:
         if piece.lost and piece.result is not None:
-            progress.warn(f"xsp: {piece.asked.manifest.title}: lost by {piece.lost[0]}, and run again")
+            progress.warn(f"xsp: {piece.request.manifest.title}: lost by {piece.lost[0]}, and run again")
         if piece.result is None:
-            progress.warn(f"xsp: {piece.asked.manifest.title}: {piece.why}")
+            progress.warn(f"xsp: {piece.request.manifest.title}: {piece.why}")
     return [piece.result for piece in work if piece.result is not None], sum(piece.result is None for piece in work)
 
 

@@ -7,8 +7,9 @@ import errno
 import os
 from collections.abc import Sequence
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from xsp import scrub
 from xsp.collector import Kernels
@@ -20,6 +21,7 @@ from xsp.schema import Level
 
 if TYPE_CHECKING:
     from xsp import models
+    from xsp.comparison.commands import Program
 
 
 class _KeepArguments(argparse.Action):
@@ -30,6 +32,20 @@ class _KeepArguments(argparse.Action):
 
     def __call__(self, *_: Any) -> None:
         os.environ[scrub.KEEP] = "1"
+
+
+class _NameOnly(argparse.Action):
+    """An option of which only the name is kept, whatever it does in its command."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), option_string])
+
+
+class _RaisingParser(argparse.ArgumentParser):
+    """A parser that raises its errors, for a caller that adds to them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
 
 
 def recording(parser: argparse.ArgumentParser) -> None:
@@ -103,6 +119,42 @@ def counting(parser: argparse.ArgumentParser) -> None:
         help="run again under Nsight Compute (ncu), and add the hardware counters of the kernels of one step",
     )
     group.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
+
+
+_SET_IN_TURNS = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "--resolve", "--counters", "--otlp")
+"""Options of `xsp run` and `xsp profile` that a comparison sets itself, or that require further runs."""
+
+
+def check_in_turns(program: Program) -> None:
+    """Check the options of xsp in the command of a program that runs in turns.
+
+    Raises:
+        UsageError: a comparison sets one of them itself, or one of them lacks its value.
+    """
+    try:
+        names = _option_names(program.verb, program.args)
+    except UsageError as error:
+        raise UsageError(f"{program.typed!r}: {error}") from None
+    option = next((name for name in names if name in _SET_IN_TURNS), None)
+    if option is not None:
+        raise UsageError(f"{program.typed!r}: omit {option}; `xsp compare` itself sets the directory and the levels")
+
+
+def _option_names(command: str, words: Sequence[str]) -> list[str]:
+    """Return the names of the options before the program, in full: those in `-qoX` are `-q` and `-o`.
+
+    Raises:
+        UsageError: the words end where a value or the program is missing.
+    """
+    parser, reader = argparse.ArgumentParser(), _RaisingParser(add_help=False)
+    import_module(f"xsp.cli.{command}").arguments(parser)
+    for action in parser._actions:
+        if action.option_strings:
+            reader.add_argument(*action.option_strings, dest="names", default=[], nargs=action.nargs, action=_NameOnly)
+        elif action.nargs == argparse.PARSER:  # the program, with all words after it
+            reader.add_argument("words", nargs=action.nargs, metavar=action.metavar)
+    names: list[str] = reader.parse_known_args(words)[0].names
+    return names
 
 
 def check_writable(*files: Path | None) -> None:

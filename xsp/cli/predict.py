@@ -51,7 +51,8 @@ ALGORITHMS = ("auto", "ring", "double-tree", "halving-doubling", "recursive-doub
 MOST_NUMBERS = 32
 
 _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6}
+"""Seconds by unit; microseconds with the micro sign and with the Greek letter, which look the same."""
 
 
 def ranks(text: str) -> tuple[int, ...]:
@@ -82,7 +83,7 @@ def loader(text: str) -> tuple[float | Bytes, float, int]:
     parts = [part.strip() for part in text.split(",")]
     read_bytes = Bytes(size(parts[0])) if re.fullmatch(r"\d+(?:\.\d+)?\s*[kmg]?i?b", parts[0].lower()) else None
     matches = [
-        re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|ms|us|µs)", part)
+        re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_TIMES)})", part)
         for part in ("0s" if read_bytes is not None else parts[0], *parts[1:2])
     ]
     if len(parts) != 3 or None in matches or not re.fullmatch(r"\d{1,4}", parts[2]):

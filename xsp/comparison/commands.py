@@ -14,12 +14,6 @@ _SETTING = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 _MODEL = re.compile(r"(torchvision|timm|transformers|micro):\S+|[^:]+\.py:[A-Za-z_]\w*")
 _WITH_VALUE = ("-W", "-X")
-_RESERVED = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "--resolve", "--counters", "--otlp")
-"""Options of `xsp run` and `xsp profile` that a comparison sets itself, or that require further runs."""
-
-_SHORT = re.compile(r"-(?!-)([qm]*)(o?)")
-"""Short options of `xsp run` and `xsp profile` in one word; the rest after `-o` is its value."""
-
 _START_CODE = (
     "import sys; sys.path[:] = [each for each in sys.path if each]; from xsp.cli import main; sys.exit(main())"
 )
@@ -58,7 +52,7 @@ def program(typed: str) -> Program:
 
     Settings NAME=VALUE before the command are added to its environment. An interpreter that is given with its path runs
     the command; otherwise the current interpreter does. The command may also begin with `xsp run` or `xsp profile` and
-    their options.
+    their options, which are not checked here: `xsp.cli.options` knows them.
 
     Raises:
         UsageError: the text is not a command that can run under xsp.
@@ -83,32 +77,13 @@ def _read(words: list[str], typed: str) -> tuple[tuple[str, ...], str, list[str]
     """Return the interpreter, the verb and the arguments of the verb."""
     current = (sys.executable,)
     if words[0] == "xsp" and words[1:2] in (["run"], ["profile"]):
-        _check_options(words[2:], typed)
         return current, words[1], words[2:]
     if _MODEL.fullmatch(words[0]):
-        _check_options(words[1:], typed)
         return current, "profile", words
     if _PYTHON.fullmatch(Path(words[0]).name):
         python, rest = _interpreter(words, typed)
         return python, "run", rest
     return current, "run", words
-
-
-def _check_options(words: list[str], typed: str) -> None:
-    for index, word in enumerate(words):
-        if index and words[index - 1] == "-m":  # a module: what follows is its own
-            return
-        option = next((candidate for candidate in _options(word) if candidate in _RESERVED), None)
-        if option is not None:
-            raise UsageError(f"{typed!r}: omit {option}; `xsp compare` itself sets the directory and the levels")
-        if word.endswith(".py"):
-            return
-
-
-def _options(word: str) -> list[str]:
-    """Return the options in a word: `--out=x` is `--out`, `-qo` is `-q` and `-o`, `-ox` is `-o` with its value."""
-    letters = _SHORT.match(word)
-    return [word.partition("=")[0]] if letters is None else [f"-{letter}" for letter in letters[1] + letters[2]]
 
 
 def _interpreter(words: list[str], typed: str) -> tuple[tuple[str, ...], list[str]]:

@@ -158,15 +158,14 @@ def _run(side: Side, path: Path, levels: str, seed: int) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a program and its subprocesses: by an interrupt, and if they do not end in time, by SIGKILL."""
+    """End a program by an interrupt, or by SIGKILL if it does not end in time; then its subprocesses by SIGKILL."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
-    try:
+    with contextlib.suppress(BaseException):  # a timeout, or a second interrupt by the user
         process.wait(PATIENCE_S)
-    except BaseException:  # a timeout, or a second interrupt by the user
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter on macOS, of processes that have ended
+        os.killpg(process.pid, signal.SIGKILL)  # a subprocess may ignore interrupts
+    process.wait()
 
 
 def _end_of(log: Path) -> str:

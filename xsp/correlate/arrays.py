@@ -40,7 +40,7 @@ class Sequences:
     """True for an operator that carries the number of its forward operator: a backward operator."""
 
     forward: Array
-    """For backward operators: the `line` of the forward operator; -1 if the source does not report it."""
+    """For backward operators: the `thread_index` of the forward operator; -1 if the source does not report it."""
 
 
 @dataclass(slots=True)
@@ -123,13 +123,13 @@ class Spans:
     process: Array
     """`NONE` if the source does not report it."""
 
-    line: Array
+    thread_index: Array
     """Number of the thread, from 0; -1 for device work, and if the source does not report the thread."""
 
-    inside: Array
+    nesting: Array
     """Nesting order of spans with the same level and interval: the larger value is the inner span."""
 
-    what: Array
+    identity: Array
     """Index of the span's identity (level, kind, name) in the codes that keys are made of."""
 
     phase: Array
@@ -141,7 +141,7 @@ class Spans:
     launches: Launches | None = None
     sequences: Sequences | None = None
     allocations: Allocations | None = None
-    anywhere: Array | None = None
+    is_threadless: Array | None = None
     """True if the source does not report the thread of the span, so that all threads are searched for its parent."""
 
     calls: Calls | None = None
@@ -201,7 +201,7 @@ def outer_first(spans: Spans, tolerance: int) -> Array:
         tied[1:] |= equal
         tied[:-1] |= equal
         rows = order[tied]
-        keys = (spans.number[rows], spans.inside[rows], -spans.end[rows], spans.level[rows], begin[rows])
+        keys = (spans.number[rows], spans.nesting[rows], -spans.end[rows], spans.level[rows], begin[rows])
         order[tied] = rows[np.lexsort(keys)]
     return order
 

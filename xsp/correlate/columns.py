@@ -92,7 +92,7 @@ def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, window: int | Non
         FROM (SELECT DISTINCT process, thread FROM seen WHERE {_HOST})
         """
     )
-    codes = con.execute("SELECT DISTINCT what, code FROM codes ORDER BY what").fetchnumpy()["code"]
+    codes = con.execute("SELECT DISTINCT identity, code FROM codes ORDER BY identity").fetchnumpy()["code"]
     rows = con.execute(_query(con, window)).fetchnumpy()
     con.execute("DROP TABLE lines")
     steps = con.execute("SELECT start_ns, end_ns FROM steps ORDER BY step").fetchnumpy()
@@ -168,7 +168,7 @@ def _name(con: duckdb.DuckDBPyConnection) -> None:
     con.execute(
         f"""
         CREATE OR REPLACE TABLE codes AS
-        SELECT *, (dense_rank() OVER (ORDER BY code) - 1)::INTEGER AS what FROM (
+        SELECT *, (dense_rank() OVER (ORDER BY code) - 1)::INTEGER AS identity FROM (
             SELECT level, kind, name, phase, md5_number_lower(concat_ws('/', level, kind,
                        CASE WHEN kind = '{Kind.STEP}' THEN 'step' ELSE name END,
                        CASE WHEN level >= {int(Level.OP)} THEN phase END)) AS code
@@ -192,9 +192,9 @@ def _query(con: duckdb.DuckDBPyConnection, window: int | None) -> str:
         "level": "seen.level",
         "deepest": f"CASE WHEN seen.kind = '{Kind.USER}' THEN greatest(seen.level, {int(Level.LAYER)}) "
         "ELSE seen.level END::SMALLINT",
-        "line": f"CASE WHEN {_HOST} THEN lines.line ELSE -1 END::INTEGER",
-        "inside": f"CASE WHEN seen.kind = '{Kind.STEP}' THEN -1 ELSE 0 END::TINYINT",
-        "what": "what",
+        "thread_index": f"CASE WHEN {_HOST} THEN lines.line ELSE -1 END::INTEGER",
+        "nesting": f"CASE WHEN seen.kind = '{Kind.STEP}' THEN -1 ELSE 0 END::TINYINT",
+        "identity": "codes.identity",
         "phase": f"CASE seen.phase {phase} ELSE 0 END::TINYINT",
         "process": f"coalesce(seen.process, {_NONE})",
         "counted": f"(CASE WHEN {has_thread} THEN {figures} ELSE 0 END)::TINYINT",

@@ -62,8 +62,8 @@ def find_containers(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list
     outer = np.full(len(spans), -1, np.int64)
     candidates: dict[int, list[int]] = {}
     on_line, query = _conditions(spans, tolerance)
-    threadless = np.zeros(len(spans), bool) if spans.anywhere is None else spans.anywhere
-    seekers = np.flatnonzero((spans.line >= 0) | threadless)
+    threadless = np.zeros(len(spans), bool) if spans.is_threadless is None else spans.is_threadless
+    seekers = np.flatnonzero((spans.thread_index >= 0) | threadless)
     may_contain = spans.allocations is None or ~spans.allocations.is_one[on_line]
     for level, collector in _classes(spans, seekers):
         threads = _threads(spans, on_line[may_contain & _may_hold(spans, on_line, level, collector)], query)
@@ -91,9 +91,9 @@ def enclosing(spans: Spans, tolerance: int) -> Array:
 
 def _conditions(spans: Spans, tolerance: int) -> tuple[Array, _Query]:
     """Return the indices of the spans on threads, thread by thread, and the conditions for a span around each one."""
-    on_line = np.flatnonzero(spans.line >= 0)
+    on_line = np.flatnonzero(spans.thread_index >= 0)
     middle = (spans.start + spans.end) // 2
-    return on_line[np.argsort(spans.line[on_line], kind="stable")], _Query(
+    return on_line[np.argsort(spans.thread_index[on_line], kind="stable")], _Query(
         np.maximum(middle, spans.end - tolerance), middle
     )
 
@@ -124,7 +124,7 @@ def _may_ask(spans: Spans, indices: Array, level: int, collector: int) -> Array:
 
 def _threads(spans: Spans, places: Array, query: _Query) -> _Threads:
     count = len(places)
-    line, needed_end = spans.line[places], query.end[places]
+    line, needed_end = spans.thread_index[places], query.end[places]
     previous = np.arange(-1, count)
     previous[:-1][np.concatenate(([True], line[1:] != line[:-1]))[:count]] = count
     previous[-1] = count
@@ -149,10 +149,10 @@ def _last_before(spans: Spans, threads: _Threads, seekers: Array) -> Array:
     first = threads.before[own_index]
     outside = np.flatnonzero(own_index < 0)
     if outside.size:
-        line = spans.line[members].astype(np.int64)
+        line = spans.thread_index[members].astype(np.int64)
         keys = line * len(spans) + members
         outsiders = seekers[outside]
-        own_line = spans.line[outsiders].astype(np.int64)
+        own_line = spans.thread_index[outsiders].astype(np.int64)
         last = np.searchsorted(keys, own_line * len(spans) + outsiders) - 1
         first[outside] = np.where((last >= 0) & (np.append(line, -1)[last] == own_line), last, count)
     return first
@@ -188,7 +188,7 @@ def _roam(
     members = threads.places[:-1]
     if not members.size:
         return
-    line = spans.line[members]
+    line = spans.thread_index[members]
     begin = begins(spans, tolerance)[members]
     edges = np.flatnonzero(np.concatenate(([True], line[1:] != line[:-1], [True])))
     offers = []

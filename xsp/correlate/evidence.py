@@ -135,7 +135,7 @@ class _Step:
         self.on_host, self.is_alloc = on_host, is_alloc
         self.phases: list[str | None] = list(dict.fromkeys([*PHASES, *self._of("phase")]))
         phase_indices = {phase: index for index, phase in enumerate(self.phases)}
-        what, self._codes = self._whats(level)
+        identity, self._codes = self._identities(level)
         self.spans = Spans(
             number=np.arange(len(level)),
             start=start,
@@ -143,15 +143,15 @@ class _Step:
             level=level,
             deepest=np.where(is_user, np.maximum(level, Level.LAYER), level),
             process=process,
-            line=line,
-            inside=np.where(is_step, -1, np.maximum(self._integers("depth"), 0)),
-            what=what,
+            thread_index=line,
+            nesting=np.where(is_step, -1, np.maximum(self._integers("depth"), 0)),
+            identity=identity,
             phase=np.array([phase_indices[phase] for phase in self._of("phase")]),
             counted=(self._integers("flops") != NONE).astype(np.int8),
             launches=self._launches(seeks, on_host, replayed, correlation) if seeks.any() else None,
             sequences=self._sequences(lines, process),
             allocations=self._allocations() if is_alloc.any() else None,
-            anywhere=(thread == NONE) & on_host & ~replayed & ~is_alloc,
+            is_threadless=(thread == NONE) & on_host & ~replayed & ~is_alloc,
             calls=self._calls(level, is_call & (level == Level.LIBRARY)),
             named=self._named(is_user),
             parts=StepParts(is_step, is_backward),
@@ -167,17 +167,17 @@ class _Step:
             return np.full(len(values), NONE, np.int64)
         return np.array([NONE if value is None else value for value in values] if None in values else values, np.int64)
 
-    def _whats(self, level: Array) -> tuple[Array, Array]:
+    def _identities(self, level: Array) -> tuple[Array, Array]:
         """Return the index of each span's identity among the codes, and the codes."""
         identities: dict[tuple[int, str, str, str | None], int] = {}
         op = int(Level.OP)
         columns = level.tolist(), self._of("kind"), self._of("name"), self._of("phase")
-        what = [
+        identity = [
             identities.setdefault((depth, kind, name, phase if depth >= op else None), len(identities))
             for depth, kind, name, phase in zip(*columns, strict=True)
         ]
         codes = [_code((depth, str(kind), name, phase)) for depth, kind, name, phase in identities]
-        return np.array(what), np.array(codes, np.uint64)
+        return np.array(identity), np.array(codes, np.uint64)
 
     def _launches(self, seeks: Array, on_host: Array, replayed: Array, correlation: Array) -> Launches:
         graph = np.array(["GraphLaunch" in name for name in self._of("name")]) & on_host
@@ -277,10 +277,10 @@ class _Step:
             return [values[number] for number in spans.number[indices].tolist()]
         devices = self.is_alloc & ~self.on_host
         counting = devices if devices.any() else self.is_alloc
-        lines = set(spans.line[counting[spans.number]].tolist()) - {-1}
+        lines = set(spans.thread_index[counting[spans.number]].tolist()) - {-1}
         return [
             size if line in lines else None
-            for size, line in zip(allocated[indices].tolist(), spans.line[indices].tolist(), strict=True)
+            for size, line in zip(allocated[indices].tolist(), spans.thread_index[indices].tolist(), strict=True)
         ]
 
     def _attributes(

@@ -88,7 +88,7 @@ def inherit(spans: Spans, found: Parents, codes: Array, steps: Steps | None = No
     Args:
         spans: sorted by `outer_first`.
         found: their parents, without cycles.
-        codes: 64-bit hash of a span's identity, indexed by `Spans.what`; equal for spans that are alike.
+        codes: 64-bit hash of a span's identity, indexed by `Spans.identity`; equal for spans that are alike.
         steps: steps of the trace; None if all spans belong to one step.
     """
     by_depth = _Depths.of(found.parent)
@@ -149,12 +149,12 @@ def _keys(spans: Spans, found: Parents, codes: Array, step: Array, by_depth: _De
         by_depth = _Depths.of(parent)
     link = np.where(found.rule == FOLLOWED, FOLLOWED, np.where(parent >= 0, CONTAINED, 0))
     order = by_depth.order
-    group = (np.where(parent >= 0, parent, count + 1 + step) * 3 + link) * max(len(codes), 1) + spans.what
+    group = (np.where(parent >= 0, parent, count + 1 + step) * 3 + link) * max(len(codes), 1) + spans.identity
     ordinal = np.empty(count, np.int64)
     ordinal[order] = _ordinals(group[order])
     numbered = (ordinal << 2 | link).astype(np.uint64)
     is_hashed = np.zeros(count, bool) if spans.launches is None else spans.launches.seeks & (spans.level != Level.LAYER)
-    code, key = codes[spans.what], np.zeros(count, np.uint64)
+    code, key = codes[spans.identity], np.zeros(count, np.uint64)
     for low, high in pairwise(by_depth.edges):
         rows = order[low:high]
         outer = key[parent[rows]] if low else key[rows]

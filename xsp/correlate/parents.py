@@ -54,11 +54,11 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
         _follow_sequence_numbers(spans, spans.sequences, parent, rule)
     _limit_depth(parent)
     if root >= 0:
-        orphans = (parent < 0) & (spans.line >= 0)
+        orphans = (parent < 0) & (spans.thread_index >= 0)
         orphans[root] = False
         parent[orphans], rule[orphans] = root, CONTAINED
         if parents.enclosing is not None:
-            parents.enclosing[(parents.enclosing < 0) & (spans.line >= 0)] = root
+            parents.enclosing[(parents.enclosing < 0) & (spans.thread_index >= 0)] = root
     if spans.launches is not None:
         _follow_launches(spans, spans.launches, parent, rule)
     if spans.named is not None:
@@ -158,7 +158,7 @@ def _creators(
         outermost = (parent[creators] < 0) | ~frames[parent[creators]]
         only_line = _only_lines(spans, creators[outermost], creator_number[outermost], followers, number)
         line = np.where(line == -1, only_line, line)
-    pairs, creator_pair = np.unique(spans.line[creators] * len(numbers) + creator_number, return_inverse=True)
+    pairs, creator_pair = np.unique(spans.thread_index[creators] * len(numbers) + creator_number, return_inverse=True)
     pair = np.where((line >= 0) & (number >= 0), _index(pairs, line * len(numbers) + number), -1)
     return _last(creator_pair, creators, pair, followers, len(spans))
 
@@ -186,10 +186,14 @@ def _only_lines(spans: Spans, creators: Array, creator_number: Array, followers:
     groups = _group(processes, spans.process[creators], creator_number)
     wanted = np.where(number >= 0, _group(processes, spans.process[followers], number), -1)
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
-    differs = spans.line[creators] != spans.line[creators[first]][group_of] if len(creators) else np.zeros(0, bool)
+    differs = (
+        spans.thread_index[creators] != spans.thread_index[creators[first]][group_of]
+        if len(creators)
+        else np.zeros(0, bool)
+    )
     last = _last(groups, creators, wanted, followers, len(spans))
     other = _last(groups[differs], creators[differs], wanted, followers, len(spans))
-    return np.where((last >= 0) & (other < 0), spans.line[last], -1)
+    return np.where((last >= 0) & (other < 0), spans.thread_index[last], -1)
 
 
 def _group(processes: Array, process: Array, number: Array) -> Array:

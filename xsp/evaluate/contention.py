@@ -26,7 +26,7 @@ class Watch:
         self._places = pressure, stat
         self._first = self._look()
 
-    def found(self) -> dict[str, float | None]:
+    def changes(self) -> dict[str, float | None]:
         """Return what changed since the start, as input for `slowdown`: shares of time, None if unavailable."""
         before, after = self._first, self._look()
         seconds = after[0] - before[0]
@@ -52,7 +52,7 @@ def slowdown(noted: Mapping[str, Any], cores: Any) -> float:
     """Return an upper bound, at least 1, of how many times slower than on an idle machine a result's requests were.
 
     Args:
-        noted: the recorded circumstances of a result: see `Watch.found`, and `load`, the load average.
+        noted: the recorded circumstances of a result: see `Watch.changes`, and `load`, the load average.
         cores: number of cores that were available.
     """
     waited, stolen, load = (_number(noted.get(name)) for name in ("waited_for_cores", "stolen", "load"))

@@ -22,7 +22,7 @@ from xsp.evaluate.reading import LoadedManifest
 class Piece:
     """A manifest to run once."""
 
-    asked: LoadedManifest
+    request: LoadedManifest
     fit: list[str]
     """Names of the agents that satisfy it."""
 
@@ -121,7 +121,7 @@ class _State:
                 self.failed = self.failed or error
             self._changed.notify_all()
 
-    def again(self, name: str, piece: Piece, why: str) -> None:
+    def retry(self, name: str, piece: Piece, why: str) -> None:
         """Put back, once, a piece whose process was killed."""
         with self._changed:
             piece.lost.append(name)
@@ -157,12 +157,12 @@ def _serve(agent: Agent, state: _State, options: Options) -> None:
     name = agent.facts().name
     while (piece := state.take(name)) is not None:
         try:
-            piece.result = agent.submit(piece.asked.manifest, piece.asked.folder, options, lambda *args: None)
+            piece.result = agent.submit(piece.request.manifest, piece.request.folder, options, lambda *args: None)
         except AgentLost:
             state.lose(name, piece)
             return
         except ProcessLost as error:
-            state.again(name, piece, str(error))
+            state.retry(name, piece, str(error))
             continue
         except Exception as error:
             piece.why = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"

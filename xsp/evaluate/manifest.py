@@ -170,7 +170,7 @@ class Model(Part):
     hidden: bool = False
 
     @model_validator(mode="after")
-    def _one_way(self) -> Model:
+    def _check_exclusive_fields(self) -> Model:
         if self.source and self.command:
             raise ValueError("source and command exclude each other: give one of them")
         if self.share and (self.command or self.source.endswith((".pt2", ".onnx")) or _is_python(self.source)):

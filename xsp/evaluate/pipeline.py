@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xsp.errors import ManifestError, XspError, nearest
+from xsp.errors import ManifestError, XspError, first_line, nearest
 from xsp.evaluate.manifest import Function, Manifest, Step
 
 Array = npt.NDArray[Any]
@@ -376,17 +377,27 @@ def _pillow() -> Any:
     return Image
 
 
-def _by_pillow(data: bytes, half: bool) -> Array:
-    library = _pillow()
+@contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
+    """Open an image with Pillow, which reads the header only.
+
+    Raises:
+        ManifestError: Pillow cannot read it, or it has more than `MOST_PIXELS`.
+    """
     try:
-        with library.open(io.BytesIO(data)) as opened:
-            if opened.width * opened.height > MOST_PIXELS:
-                raise ManifestError(f"decode: an image of {opened.width} x {opened.height} pixels is too large")
-            if half:
-                opened.draft("RGB", (max(1, opened.width // 2), max(1, opened.height // 2)))
-            return np.asarray(opened.convert("RGB"))
+        with _pillow().open(io.BytesIO(data)) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ManifestError(f"decode: an image of {image.width} x {image.height} pixels is too large")
+            yield image
     except (OSError, SyntaxError, ValueError) as error:
-        raise ManifestError(f"decode: Pillow cannot read it ({str(error).splitlines()[0][:120]})") from error
+        raise ManifestError(f"decode: Pillow cannot read it ({first_line(error)[:120]})") from error
+
+
+def _by_pillow(data: bytes, half: bool) -> Array:
+    with _opened(data) as image:
+        if half:
+            image.draft("RGB", (max(1, image.width // 2), max(1, image.height // 2)))
+        return np.asarray(image.convert("RGB"))
 
 
 def _by_torchvision(data: bytes) -> Array:
@@ -395,10 +406,12 @@ def _by_torchvision(data: bytes) -> Array:
         from torchvision.io import ImageReadMode, decode_image
     except ImportError as error:
         raise ManifestError("decode: torchvision is not installed: pip install 'xsp[models]'") from error
+    with _opened(data):
+        pass  # torchvision has no way to read the size without decoding
     try:
         pixels = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
     except RuntimeError as error:
-        raise ManifestError(f"decode: torchvision cannot read it ({str(error).splitlines()[0][:120]})") from error
+        raise ManifestError(f"decode: torchvision cannot read it ({first_line(error)[:120]})") from error
     return np.asarray(pixels.permute(1, 2, 0).numpy())
 
 

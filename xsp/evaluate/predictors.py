@@ -212,8 +212,8 @@ def _shared(
     dtype = getattr(torch, model.precision)
     try:
         shared = sharing.shared(
-            manifest, lambda: _unplaced(source, settings), lambda module: draw_zero_weights(torch, module, model.seed),
-            dtype,
+            manifest, source, lambda: _unplaced(source, settings),
+            lambda module: draw_zero_weights(torch, module, model.seed), dtype,
         )  # fmt: skip
         built = shared.built
         if dtype is torch.float32:

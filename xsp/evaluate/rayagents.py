@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from xsp.errors import ManifestError
+from xsp.errors import ManifestError, first_line
 from xsp.evaluate import agents, reading, results, transports
 from xsp.evaluate.agents import AgentLost, Facts, Options, ProcessLost, Progress
 from xsp.evaluate.manifest import Manifest
@@ -25,23 +26,37 @@ NAMESPACE = "xsp-evaluate"
 PATIENCE_S = 10.0
 """Seconds to wait for a sign of life."""
 
+EVALUATIONS = "evaluations"
+"""Group of threads of an actor that runs evaluations: one thread, so that others wait in Ray, and the threads for
+everything else stay free."""
+
+WAITING = ("waiting for another evaluation", 0, 1)
+"""Progress of an evaluation that has not begun."""
+
 
 class Actor:
-    """The actor on the other machine."""
+    """The actor on the other machine; it runs one evaluation at a time, and answers other calls meanwhile."""
 
     def __init__(self, name: str, labels: Mapping[str, str], folder: str, trusted: bool) -> None:
         self._agent = transports.OwnProcess(name, labels, "ray")
         self._folder, self._trusted = Path(folder), trusted
-        self._said: tuple[str, int, int] = ("", 0, 0)
+        self._running = threading.Lock()
+        self._progress: dict[str, tuple[str, int, int]] = {}
+        """Progress of the evaluation that runs, by its name."""
+
         self._cancelled: set[str] = set()
 
     def facts(self) -> dict[str, Any]:
         """Return the agent's facts, with the current time."""
         return {**results.plain(self._agent.facts()), "beat_s": time.time(), "trusts": self._trusted}
 
-    def progress(self) -> tuple[str, int, int]:
-        """Return the current progress."""
-        return self._said
+    def progress(self, name: str) -> tuple[str, int, int] | None:
+        """Return the progress of the named evaluation; None if it does not run: it waits for another, or has ended."""
+        return self._progress.get(name)
+
+    def running(self) -> list[str]:
+        """Return the name of the evaluation that runs, if one does."""
+        return list(self._progress)
 
     def cancel(self, name: str) -> None:
         """Make the named evaluation end without a result, within a second."""
@@ -50,20 +65,23 @@ class Actor:
     def evaluate(self, manifest: dict[str, Any], levels: str, bound: bool, name: str) -> dict[str, Any]:
         """Run a manifest, and return the files of its result, or the reason why there is none.
 
+        If another evaluation runs, it waits for its end: each would disturb the latencies of the other.
+
         Args:
             manifest: in its canonical form.
             levels: levels of the trace to record as well; "" for none.
             bound: whether to compute the bound as well.
-            name: name of this evaluation, for `cancel`.
+            name: name of this evaluation, for `progress` and `cancel`.
         """
 
         def said(stage: str, done: int, total: int) -> None:
-            self._said = stage, done, total
+            self._progress[name] = stage, done, total
             if name in self._cancelled:
                 raise ManifestError("it was cancelled")
 
-        with tempfile.TemporaryDirectory() as store:
+        with self._running, tempfile.TemporaryDirectory() as store:
             try:
+                said("starting", 0, 1)
                 parsed = reading.of_plain(manifest).manifest
                 options = Options(Path(store), levels, bound, self._trusted)
                 result_dir = self._agent.submit(parsed, self._folder, options, said)
@@ -72,6 +90,7 @@ class Actor:
             except ManifestError as error:
                 return {"error": str(error)}
             finally:
+                self._progress.pop(name, None)
                 self._cancelled.discard(name)
             files = [path for path in result_dir.rglob("*") if path.is_file() and not path.is_symlink()]
             return {"files": {path.relative_to(result_dir).as_posix(): path.read_bytes() for path in files}}
@@ -87,7 +106,7 @@ class OnRay:
         """Return the facts that it reported, with the time of its last sign of life by this machine's clock."""
         if self._facts.beat_s is not None and time.time() - self._facts.beat_s > PATIENCE_S:
             try:
-                _ray().get(self._handle.progress.remote(), timeout=PATIENCE_S)
+                _ray().get(self._handle.running.remote(), timeout=PATIENCE_S)
             except Exception:
                 return self._facts
             self._facts = replace(self._facts, beat_s=time.time())
@@ -104,12 +123,13 @@ class OnRay:
         del folder  # the manifest's files are looked up in the folder with which the agent was started
         ray = _ray()
         try:
-            name = secrets.token_hex(8)
-            task = self._handle.evaluate.remote(manifest.plain(), options.levels, options.bound, name)
+            name, state = secrets.token_hex(8), WAITING
+            evaluate = self._handle.evaluate.options(concurrency_group=EVALUATIONS)
+            task = evaluate.remote(manifest.plain(), options.levels, options.bound, name)
             silent_from = time.monotonic()
             while not ray.wait([task], timeout=0.5)[0]:
                 try:
-                    state = ray.get(self._handle.progress.remote(), timeout=PATIENCE_S)
+                    state = ray.get(self._handle.progress.remote(name), timeout=PATIENCE_S) or state
                     silent_from = time.monotonic()
                 except ray.exceptions.GetTimeoutError:
                     if time.monotonic() - silent_from > agents.DEAD_AFTER_S:
@@ -119,8 +139,7 @@ class OnRay:
                 try:
                     progress(*state)
                 except BaseException:
-                    self._handle.cancel.remote(name)
-                    ray.wait([task], timeout=PATIENCE_S)  # so that the next evaluation does not overlap
+                    ray.wait([self._handle.cancel.remote(name)], timeout=PATIENCE_S)  # until it has arrived
                     raise
             reply = ray.get(task)
         except ray.exceptions.RayTaskError as error:  # the agent is alive; its code raised an error
@@ -161,7 +180,7 @@ def connect(address: str) -> None:
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ManifestError(f"no Ray cluster at {address}: {reason}; `ray start --head` starts one") from error
 
 
@@ -183,7 +202,7 @@ def start(name: str, labels: Mapping[str, str], folder: Path, trusted: bool = Fa
     strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     try:
         handle = (
-            ray.remote(Actor)
+            ray.remote(concurrency_groups={EVALUATIONS: 1})(Actor)
             .options(
                 name=name, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_concurrency=4, max_restarts=0,
                 scheduling_strategy=strategy,

@@ -21,8 +21,7 @@ from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError, XspError
 from xsp.evaluate import agents, contention, datasets, extras, labelled, pipeline, predictors, results, userfunctions
 from xsp.evaluate.agents import Facts, Options, Progress
-from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, loadgen, schedules, search
-from xsp.evaluate.load import latencies as said
+from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, latencies, loadgen, schedules, search
 from xsp.evaluate.manifest import Manifest, Scenario
 from xsp.evaluate.pipeline import Array
 from xsp.evaluate.predictors import Answer, Batch, Predictor
@@ -144,7 +143,7 @@ def evaluate(
             simulated = first_answer.took_ns is not None
             watch = contention.Watch()
             parts, best, processor_ms = _parts(manifest, folder, served, simulated, progress)
-            noted = {**environment.noted(), **watch.found()}
+            noted = {**environment.noted(), **watch.changes()}
             batch = served.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
             part_notes = extras.make(staging, manifest, folder, predictor, handle, batch, options, progress)
             function_notes = [note for function in functions.values() for note in function.notes()]
@@ -399,7 +398,7 @@ def _cold(manifest: Manifest, folder: Path, served: PreparedModel, progress: Pro
 
 def _figures(scenario: Scenario, batch: int, requests: Requests, best: search.SearchResult | None) -> dict[str, Any]:
     """Return the figures of a batch size as plain data: latencies in milliseconds, rates per second."""
-    summary = said.summarise(requests, poisson=scenario.kind in ("poisson", "server", "max-rate"))
+    summary = latencies.summarise(requests, poisson=scenario.kind in ("poisson", "server", "max-rate"))
     percentiles = {f"p{100 * percentile.share:g}": percentile for percentile in summary.percentiles}
     interval = summary.trimmed_mean_interval_ns
     return {

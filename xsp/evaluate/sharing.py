@@ -41,11 +41,14 @@ class Shared(NamedTuple):
     """The note on it in a result."""
 
 
-def shared(manifest: Manifest, build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any) -> Shared:
+def shared(
+    manifest: Manifest, source: str, build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any
+) -> Shared:
     """Return the model of a manifest in `eval` mode, attached to weights in the store; put them there first if needed.
 
     Args:
         manifest: its model is built from a seed, on the CPU.
+        source: name of the model; a configuration in a file with its path, `transformers:/folder/config.json`.
         build: builds the model, in float32.
         draw: draws weights that are zero, and returns the layers' names.
         dtype: type of its parameters and buffers in the store.
@@ -57,7 +60,7 @@ def shared(manifest: Manifest, build: Callable[[], Built], draw: Callable[[Any],
 
     try:
         client.status()  # fails before a model is built
-        path = wire.directory() / NOTES / f"{_hash(manifest)}.json"
+        path = wire.directory() / NOTES / f"{_hash(manifest, source)}.json"
         record, attachment, origin = _read(path), None, ""
         if record is not None:
             built = _empty(build, dtype)
@@ -136,15 +139,25 @@ def _read(path: Path) -> dict[str, Any] | None:
     return record if valid else None
 
 
-def _hash(manifest: Manifest) -> str:
+def _hash(manifest: Manifest, source: str) -> str:
+    """Return a hash of all that the weights depend on; see `shared`."""
     model = manifest.model
     installed = {package: agents.version_of(package) for package in agents.PACKAGES}
     fields = {
         "source": model.source, "seed": model.seed, "precision": model.precision, "sequence": model.sequence,
         "inputs": [list(spec.shape or ()) for spec in model.inputs], "installed": installed,
-        "xsp": version.__version__,
+        "xsp": version.__version__, "configuration": _configuration_hash(source),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _configuration_hash(source: str) -> str:
+    """Return a hash of the content of the configuration file that a source names; empty if it names none."""
+    kind, _, name = source.partition(":")
+    path = Path(name.partition("?")[0])
+    if kind != "transformers" or not path.is_file():
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _unfilled_hash(built: Built) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from xsp.errors import ManifestError
+from xsp.errors import ManifestError, first_line
 
 if TYPE_CHECKING:
     from yaml.nodes import Node
@@ -69,7 +69,7 @@ def read(text: str, name: str) -> Text:
         line = 1 if mark is None else mark.line + 1
         raise ManifestError(f"{name}:{line}: not YAML ({error.problem or error.context})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ManifestError(f"{name}: not YAML ({str(error).splitlines()[0]})") from error
+        raise ManifestError(f"{name}: not YAML ({first_line(error)})") from error
     if node is None:
         raise ManifestError(f"{name}: empty; docs/use/evaluate.md has an example of a manifest")
     converter = _Converter(name)

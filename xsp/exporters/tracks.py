@@ -244,12 +244,17 @@ def _first_that_fits(lanes: list[_Lane], span: _Open, tracks: list[Track]) -> tu
     for lane in lanes:
         changed = lane.take(span)
         if changed is not None:
-            return lane, changed if changed or lane is lanes[0] else [span]
+            return lane, changed if lane is lanes[0] or _has(changed, span) else [span, *changed]
     new_lane = _Lane(len(tracks))
     tracks.append(tracks[lanes[0].track]._replace(number=new_lane.track, lane=len(lanes)))
     lanes.append(new_lane)
     new_lane.take(span)
     return new_lane, [span]
+
+
+def _has(changed: list[_Open], span: _Open) -> bool:
+    """Return whether a span is among the changed ones, possibly cut."""
+    return any((drawn.trace_id, drawn.span_id) == (span.trace_id, span.span_id) for drawn in changed)
 
 
 class _Lane:

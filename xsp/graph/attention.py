@@ -75,7 +75,7 @@ class _Attention:
             return None
         seen, last = self.seen, self.last
         calls = {*seen.inside, last}
-        self.draft.read_instead({(last, 0): result})
+        self.draft.redirect({(last, 0): result})
         self.draft.remove(calls)
         unread = self.draft.sweep()
         masked = "" if seen.mask is None else ", mask"
@@ -139,7 +139,7 @@ class _Attention:
             return None
         shape = step.call.outputs[0].shape or ()
         if op in ("mul", "div", "true_divide"):
-            other = _number(step.option("other"), draft, step.taken("other"))
+            other = _number(step.option("other"), draft, step.input_named("other"))
             if (
                 not isinstance(other, (int, float))
                 or isinstance(other, bool)
@@ -163,12 +163,12 @@ class _Attention:
                 return None
             self._mask(step.takes[1 - sides[0]], shape)
             return step.takes[sides[0]]
-        if op == "masked_fill" and _is_low(step.option("value"), draft, step.taken("value")):
-            self._mask(step.taken("mask"), shape, inverted=True)
+        if op == "masked_fill" and _is_low(step.option("value"), draft, step.input_named("value")):
+            self._mask(step.input_named("mask"), shape, inverted=True)
             return first
-        if op == "where" and len(step.takes) >= 2 and _is_low(step.option("other"), draft, step.taken("other")):
-            self._mask(step.taken("condition"), shape)
-            return step.taken("self")
+        if op == "where" and len(step.takes) >= 2 and _is_low(step.option("other"), draft, step.input_named("other")):
+            self._mask(step.input_named("condition"), shape)
+            return step.input_named("self")
         return None
 
     def _is_score(self, origin: Origin) -> bool:

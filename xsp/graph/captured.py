@@ -180,7 +180,7 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
         step.run()  # the first step makes the state of the optimizer; the second is typical
     recorder = Recorder()
     if step.built is not None:
-        recorder.modules.know(step.built.model)
+        recorder.modules.register(step.built.model)
         recorder.take((step.built.args, step.built.kwargs), Role.INPUT)
         if step.built.state is not None:
             recorder.take(list(causal.tensors(step.built.state())), Role.STATE)

@@ -114,7 +114,7 @@ class Calls:
         self.reasons: dict[str, str] = {}
         """Operator → why a call of it could not be run; one reason per operator."""
 
-        self.untold: dict[str, str] = {}
+        self.unrecorded: dict[str, str] = {}
         """Operator → an argument of it that the trace does not record."""
 
     def of(self, said: CallDescription) -> Node | None:
@@ -141,7 +141,7 @@ class Calls:
             if recorded is not None:
                 replaced[argument.name] = recorded
                 if recorded == UNKNOWN:
-                    self.untold[description.op] = argument.name
+                    self.unrecorded[description.op] = argument.name
             if argument.kwarg_only:
                 keywords[argument.name] = value
             else:

@@ -69,7 +69,7 @@ class Step:
         """Return an argument by name; None if there is none."""
         return dict(self.call.arguments).get(name)
 
-    def taken(self, name: str) -> Origin | None:
+    def input_named(self, name: str) -> Origin | None:
         """Return the tensor passed for an argument; None if it is not a tensor."""
         number = 0
         for argument, value in self.call.arguments:
@@ -120,7 +120,7 @@ class Draft:
             GraphError: the graph does not record which node made each tensor, or what outlives the step.
         """
         complete = all(len(node.origins) == len(node.call.inputs) and None not in node.origins for node in graph.nodes)
-        if not complete or graph.kept is None:
+        if not complete or graph.outliving is None:
             raise GraphError(
                 f"{graph.name}: this graph does not record which call made each tensor; a graph of a model does: "
                 "xsp graph torchvision:NAME, timm:NAME, transformers:NAME, file.py:function"
@@ -155,7 +155,9 @@ class Draft:
             )
             self.order.append(place)
         kept = {
-            storages[graph.values[number].storage] for number in graph.kept if graph.values[number].storage in storages
+            storages[graph.values[number].storage]
+            for number in graph.outliving
+            if graph.values[number].storage in storages
         }
         self._kept = kept - {self.storage(origin) for origin in self.outputs}
         """Storages that outlive the step although the step does not return them."""
@@ -236,7 +238,7 @@ class Draft:
         removed = set(numbers)
         self.order = [number for number in self.order if number not in removed]
 
-    def read_instead(self, new: dict[Origin, Origin]) -> None:
+    def redirect(self, new: dict[Origin, Origin]) -> None:
         """Make all readers of tensors read others, which have the same shape, type and strides."""
 
         def now(origin: Origin) -> Origin:
@@ -322,7 +324,7 @@ class Draft:
             edges=flow.edges(),
             values=flow.finished(),
             outputs=tuple(self._renamed(origin, places, outside) for origin in self.outputs),
-            kept=tuple(sorted(flow.current(storage) for storage in kept if flow.known(storage))),
+            outliving=tuple(sorted(flow.current(storage) for storage in kept if flow.known(storage))),
         )
         return graph, places
 

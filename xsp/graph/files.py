@@ -143,7 +143,7 @@ def from_plain(found: dict[str, Any]) -> Graph:
         settings=dict(found["settings"]),
         problems=tuple(Problem(str(where), str(reason)) for where, reason in found["problems"]),
         outputs=outputs,
-        kept=kept,
+        outliving=kept,
     )
 
 
@@ -156,8 +156,8 @@ def _outliving(graph: Graph) -> dict[str, Any]:
         ]
     if graph.outputs:
         fields["outputs"] = [list(origin) for origin in graph.outputs]
-    if graph.kept is not None:
-        fields["kept"] = list(graph.kept)
+    if graph.outliving is not None:
+        fields["kept"] = list(graph.outliving)
     return fields
 
 

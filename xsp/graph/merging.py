@@ -82,7 +82,7 @@ class _Loop:
         added = self._built()
         if added is None:
             return None
-        draft.read_instead({(self.end, 0): self._now(takes)})
+        draft.redirect({(self.end, 0): self._now(takes)})
         computing = [draft.steps[group[0]] for group in self.groups if draft.steps[group[0]].computes]
         draft.remove({*calls, self.end})
         unread = draft.sweep(keep=lambda step: step.computes)
@@ -387,7 +387,7 @@ def _joined(draft: Draft, web: Web, numbers: list[int]) -> Finding | None:
         numbers[0],
     )
     removed, added = readings.apply()
-    draft.read_instead({(number, 0): (split, place) for place, number in enumerate(numbers)})
+    draft.redirect({(number, 0): (split, place) for place, number in enumerate(numbers)})
     draft.remove(numbers)
     message = f"{len(rows)} linear layers on one input: one layer with concatenated weights computes the same"
     return Finding("joined", (*numbers, *removed), (), (merged, split, *added), message)
@@ -426,7 +426,7 @@ class _Readings:
             added.append(self.draft.add(replace(self.draft.steps[number], call=call), number))
             removed.append(number)
         replacements = {(before, 0): (after, 0) for before, after in zip(removed, added, strict=True)}
-        self.draft.read_instead(replacements)
+        self.draft.redirect(replacements)
         self.draft.remove(removed)
         return removed, added
 

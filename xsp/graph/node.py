@@ -305,7 +305,7 @@ class Graph:
     outputs: tuple[Origin, ...] = ()
     """Tensors that the step returned, if the source reports them."""
 
-    kept: tuple[int, ...] | None = None
+    outliving: tuple[int, ...] | None = None
     """Numbers of the values in storages that outlive the step: returned, or held by modules. None if unknown."""
 
     @property

@@ -138,7 +138,7 @@ def _runner(module: Any, recorder: Any) -> Any:
         def run_node(self, node: Any) -> Any:
             self.at = f"{node.target}"
             stack = list((node.meta.get("nn_module_stack") or {}).values())
-            with recorder.modules.inside(str(stack[-1][0]) if stack else ""):
+            with recorder.modules.entered(str(stack[-1][0]) if stack else ""):
                 return super().run_node(node)
 
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

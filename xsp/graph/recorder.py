@@ -74,7 +74,7 @@ class Recorded:
     """Elements of all parameters of the modules that ran; parameters that share memory count once."""
 
     outputs: tuple[Origin, ...] = ()
-    kept: tuple[int, ...] | None = None
+    outliving: tuple[int, ...] | None = None
 
     def graph(
         self,
@@ -111,7 +111,7 @@ class Recorded:
             settings={**settings, "torch": torch.__version__, "xsp": __version__},
             problems=tuple(problems),
             outputs=self.outputs,
-            kept=self.kept,
+            outliving=self.outliving,
         )
 
 
@@ -168,13 +168,13 @@ class Recorder(TorchDispatchMode):
                 if parameter.grad is not None:
                     self.flow.mark(self._storage(parameter.grad), Role.GRADIENT)
         outputs: tuple[Origin, ...] = ()
-        kept: tuple[int, ...] | None = None
+        outliving: tuple[int, ...] | None = None
         if result is not UNTOLD:
             outputs = tuple(origin for origin in map(self._origin, flat(result)) if origin is not None)
             alive: list[Hashable] = [place for place, storage in self._alive.items() if not storage.expired()]
             alive += [("tensor", id(tensor)) for tensor in self._held]
-            kept = tuple(sorted(self.flow.current(storage) for storage in alive if self.flow.known(storage)))
-        return Recorded(tuple(self.nodes), self.flow.edges(), self.flow.finished(), self.parameters, outputs, kept)
+            outliving = tuple(sorted(self.flow.current(storage) for storage in alive if self.flow.known(storage)))
+        return Recorded(tuple(self.nodes), self.flow.edges(), self.flow.finished(), self.parameters, outputs, outliving)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and record it."""

@@ -128,7 +128,7 @@ def _change(draft: Draft, finding: Finding, places: Mapping[int, int]) -> Change
         tuple(sorted(number for number in finding.kept if number < original)),
         tuple(sorted(places[number] for number in finding.added if number in places)),
         _modules(draft.graph, removed),
-        finding.said,
+        finding.description,
         finding.changes_numbers,
     )
 

@@ -20,7 +20,7 @@ class Finding:
     removed: tuple[int, ...]
     kept: tuple[int, ...]
     added: tuple[int, ...]
-    said: str
+    description: str
     changes_numbers: str | None = None
 
 
@@ -74,7 +74,7 @@ def equal(draft: Draft) -> Iterator[Finding]:
         replacements.update({(number, place): (first, place) for place in range(len(step.call.outputs))})
     if not any(draft.steps[number].computes for _, number in pairs):
         return
-    draft.read_instead(replacements)
+    draft.redirect(replacements)
     draft.remove(number for _, number in pairs)
     views = tuple(number for _, number in pairs if not draft.steps[number].computes)
     groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -129,7 +129,7 @@ def _copy(draft: Draft) -> Finding | None:
             continue
         if not _stands_for(draft, web, step.takes[0], (number, 0)):
             continue
-        draft.read_instead({(number, 0): step.takes[0]})
+        draft.redirect({(number, 0): step.takes[0]})
         draft.remove([number])
         unread = draft.sweep()
         return Finding(
@@ -203,7 +203,7 @@ def _copy_of_copy(draft: Draft) -> Finding | None:
         else:
             call = with_inputs(last.call, [tensor])
             added.append(draft.add(replace(last, call=call, takes=(current,)), number))
-            draft.read_instead({(number, 0): (added[-1], 0)})
+            draft.redirect({(number, 0): (added[-1], 0)})
             removed = (origin[0], *chain, number)
             draft.remove(removed)
             return Finding("copy", removed, (), tuple(added), f"{last.op} copies what {first.op} has just copied")
@@ -279,7 +279,7 @@ def _there_and_back(draft: Draft) -> Finding | None:
         ):
             continue
         narrow, wide = second.call.outputs[0].dtype, second.call.inputs[0].dtype
-        draft.read_instead({(number, 0): first.takes[0]})
+        draft.redirect({(number, 0): first.takes[0]})
         draft.remove([number])
         changes = None if holds(wide, narrow) else f"values are no longer rounded to {wide}"
         message = f"cast from {narrow} to {wide} and back"
@@ -369,7 +369,7 @@ class _Region:
             call = replace(step.call, arguments=arguments, outputs=tuple(map(_narrow, step.call.outputs)))
             added.append(draft.add(replace(step, call=call, takes=takes), number))
             replacements.update({(number, place): (added[-1], place) for place in range(len(call.outputs))})
-        draft.read_instead(replacements)
+        draft.redirect(replacements)
         draft.remove(region)
         computing = [draft.steps[number] for number in region if number in self.inside and draft.steps[number].computes]
         if not computing:
@@ -409,8 +409,8 @@ def norms(draft: Draft) -> Iterator[Finding]:
         if any(web.readers.get((number, place)) for place in range(1, len(norm.call.outputs))):
             continue
         names = ("weight", "bias", "running_mean", "running_var")
-        scale, shift, mean, variance = (norm.taken(name) for name in names)
-        weight, bias = preceding.taken("weight"), preceding.taken("bias")
+        scale, shift, mean, variance = (norm.input_named(name) for name in names)
+        weight, bias = preceding.input_named("weight"), preceding.input_named("bias")
         if weight is None or None in (mean, variance) or not draft.lasting(weight, bias, scale, shift, mean, variance):
             continue
         storages = [
@@ -447,6 +447,6 @@ def _folded(draft: Draft, place: int, number: int, of: tuple[Origin | None, ...]
     arguments = tuple((name, new.get(name, value)) for name, value in preceding.call.arguments)
     call = replace(preceding.call, arguments=arguments)
     added = draft.add(replace(preceding, call=call, takes=(preceding.takes[0], *folded)), number)
-    draft.read_instead({(number, 0): (added, 0)})
+    draft.redirect({(number, 0): (added, 0)})
     draft.remove([place, number])
     return added

@@ -129,7 +129,7 @@ def _problems(nodes: list[Node], calls: descriptions.Calls, described: int) -> I
         yield Problem(op, f"{count} calls are known by their inputs alone ({reason})")
     if len(calls.reasons) > MOST_NAMED:
         yield Problem("operators", f"{len(calls.reasons) - MOST_NAMED} more are known by their inputs alone")
-    for op, argument in list(calls.untold.items())[:MOST_NAMED]:
+    for op, argument in list(calls.unrecorded.items())[:MOST_NAMED]:
         count = sum(node.call.op == op for node in nodes)
         yield Problem(op, f"a trace does not tell {argument}, so the keys of {count} calls are their own")
 

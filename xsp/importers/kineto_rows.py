@@ -49,13 +49,13 @@ READ = {
     f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL ELSE CASE category {_SORTS} END END",
     "sort": f"CASE WHEN ts_ns BETWEEN 0 AND {LONGEST} AND (sorted = 'memory' OR dur_ns BETWEEN 0 AND {LONGEST}) "
     "THEN sorted END",
-    "told": f"coalesce(CASE sort WHEN 'kernel' THEN {_HAS_COLLECTIVE} WHEN 'op' THEN {_HAS_COLLECTIVE} "
+    "has_details": f"coalesce(CASE sort WHEN 'kernel' THEN {_HAS_COLLECTIVE} WHEN 'op' THEN {_HAS_COLLECTIVE} "
     "OR starts_with(name, 'triton_') "
     f"OR starts_with(name, '## Call CompiledFxGraph ') OR ({_LIBRARY} AND contains(args, 'Input ')) END, false)",
 }
 """Additional columns of a portion: process and thread as numbers, the category in lower case, the sort of row of an
 event (`sorted`), the same but null without a valid time (`sort`), and whether the name or the arguments of an operator
-or kernel have additional data (`told`): a query for these takes longer to plan than most files take to read."""
+or kernel have additional data (`has_details`): a query for these takes longer to plan than most files take to read."""
 
 
 STEP = "name LIKE 'ProfilerStep#%'"
@@ -196,8 +196,8 @@ _ATTRIBUTES = f"""
              json_object('fused', regexp_extract(name, '^triton_\\w+?_fused_(.*)_\\d+$', 1))::VARCHAR
     END
 """
-_OPS = _ops(_OP, f"{_IS_OP} AND NOT told", "NULL::VARCHAR")
-_DETAILED_OPS = _ops(_COLLECTIVE, f"{_IS_OP} AND told", _ATTRIBUTES)
+_OPS = _ops(_OP, f"{_IS_OP} AND NOT has_details", "NULL::VARCHAR")
+_DETAILED_OPS = _ops(_COLLECTIVE, f"{_IS_OP} AND has_details", _ATTRIBUTES)
 
 _MODULES = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, process, thread, substr(name, 12) AS name,
@@ -270,8 +270,8 @@ _COLLECTIVE_KERNEL_ATTRIBUTES = (
     f"THEN {_object(_launch_parameters(_COLLECTIVE_KERNEL))} "
     f"ELSE {_object(_launch_parameters(_COLLECTIVE_KERNEL) | _collective(_COLLECTIVE_KERNEL))} END"
 )
-_KERNELS = _work(_KERNEL, "sort = 'kernel' AND NOT told", _object(_launch_parameters(_KERNEL)))
-_DETAILED_KERNELS = _work(_COLLECTIVE_KERNEL, "sort = 'kernel' AND told", _COLLECTIVE_KERNEL_ATTRIBUTES)
+_KERNELS = _work(_KERNEL, "sort = 'kernel' AND NOT has_details", _object(_launch_parameters(_KERNEL)))
+_DETAILED_KERNELS = _work(_COLLECTIVE_KERNEL, "sort = 'kernel' AND has_details", _COLLECTIVE_KERNEL_ATTRIBUTES)
 _COPIES = _work(_COPY, "sort = 'copy'", _object(_COPY_ATTRIBUTES))
 
 _ALLOCATION = _Arguments(("Bytes", "Device Type", "Device Id", "Total Allocated", "Total Reserved", "Addr"))
@@ -328,7 +328,7 @@ _ROWS = {
     ("memory", False): _MEMORY,
     ("overhead", False): _OVERHEAD,
 }
-"""The SQL of rows of `seen`, by the columns `sort` and `told` of the events that they are made of."""
+"""The SQL of rows of `seen`, by the columns `sort` and `has_details` of the events that they are made of."""
 
 
 def _spans(sorts: Collection[tuple[str, bool]]) -> str:
@@ -379,7 +379,7 @@ class Rows:
 
     def take(self, con: duckdb.DuckDBPyConnection) -> None:
         """Fill the tables from a portion."""
-        pairs = con.execute("SELECT DISTINCT sort, told FROM portion WHERE sort IS NOT NULL").fetchall()
+        pairs = con.execute("SELECT DISTINCT sort, has_details FROM portion WHERE sort IS NOT NULL").fetchall()
         ranges = {("range", False)} & set(pairs)
         sorts = set(pairs) - ranges
         queries = ({"seen": _spans(sorts)} if sorts else {}) | ({"ranges": _RANGES} if ranges else {}) | _TABLE_QUERIES

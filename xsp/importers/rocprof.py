@@ -219,7 +219,7 @@ def _from_json(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
             agents = agents or _json_agents(tool)
             for into, rows in _json_rows(tool).items():
                 table.insert(con, into, rows, _columns(ROWS[into] | _COMMON_COLUMNS))
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise TraceError(f"{source}: is not in rocprofv3's form ({type(error).__name__}: {error})") from error
     return agents
 

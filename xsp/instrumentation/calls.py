@@ -264,7 +264,7 @@ class Calls:
         with self._windows.none(), self._draining:
             self._collecting.widen(more, notify)
 
-    def look(self, rung: Level) -> None:
+    def set_depth(self, rung: Level) -> None:
         """Record down to this level from now on."""
         with self._switching:
             layers = [collector for collector in self._collecting.collectors if collector.by_thread]

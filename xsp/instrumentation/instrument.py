@@ -213,7 +213,7 @@ class _Process:
             self.calls.widen(found, self._listener())
         self._handles.append(models)
         self._models.add(models)
-        self.calls.look(self._rung())
+        self.calls.set_depth(self._rung())
 
     def remove(self, models: list[Model], end: float) -> bool:
         """Remove the models of a handle once their calls have ended; return whether it was the last handle.
@@ -228,7 +228,7 @@ class _Process:
         self.calls.wait_until_ended(set(models), end)
         self.calls.drain_all()
         if self._handles:
-            self.calls.look(self._rung())
+            self.calls.set_depth(self._rung())
             return False
         self.collecting.close(calibrate=False)
         _active = None
@@ -294,7 +294,7 @@ class _Process:
         self.collecting.close(calibrate=False)
         self.collecting.open(self._listener())
         self.collecting.rows(clock.anchor())
-        self.calls.look(self._rung())
+        self.calls.set_depth(self._rung())
 
 
 def _find_collectors(requested: Sequence[str | Collector] | None, rung: Level) -> Collecting:

@@ -200,7 +200,7 @@ class _Sending:
         table.insert(self._con, "spans", spans)
         for part in zoom.split(self._con, "spans"):
             for request in requests(self._con, part, self._resource_of, max_bytes=self._exporter.max_bytes):
-                if not self._exporter.bring(request):
+                if not self._exporter.deliver(request):
                     problem = "; ".join(self._exporter.counts.messages)
         return self._exporter.counts.spans - sent_before, problem
 

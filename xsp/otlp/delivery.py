@@ -158,7 +158,7 @@ class Delivery:
         """Remove the temporary files, even if the table engine still uses them."""
         self._spill.cleanup()
 
-    def left(self) -> list[int]:
+    def pending_steps(self) -> list[int]:
         """Return the stored steps that are not delivered, in order."""
         return [step for step in map(number_of, rundir.segments(self.run)) if step not in self.delivered.steps]
 
@@ -169,10 +169,10 @@ class Delivery:
             steps: numbers of steps; None for all.
             timed: whether only timed steps are wanted.
         """
-        undelivered = self.left()
+        undelivered = self.pending_steps()
         if steps is None and not timed:
             return undelivered
-        if _holds_a_step_each(self.content):
+        if _has_step_per_segment(self.content):
             undelivered = [step for step in undelivered if steps is None or step in steps]
             return self.timed(undelivered) if timed else undelivered
         segments = []
@@ -216,7 +216,7 @@ class Delivery:
 
         Raises:
             TraceError: its segment is damaged.
-            DeliveryError: see `Exporter.bring`.
+            DeliveryError: see `Exporter.deliver`.
         """
         self._view(number)
         accepted = [self._send(name) for name in self._folded("step", number)]
@@ -232,7 +232,7 @@ class Delivery:
             self.exporter.counts.trace_id = self._con.execute("SELECT min(trace_id) FROM step").fetchall()[0][0]
         return True
 
-    def run_is_left(self) -> bool:
+    def run_is_pending(self) -> bool:
         """Return whether the run's own span is still to be delivered; traces of other tools have none."""
         span = self._run_span()
         return span is not None and span.end_ns != self.delivered.run_end_ns
@@ -241,7 +241,7 @@ class Delivery:
         """Deliver the run's own span, if it has one.
 
         Raises:
-            DeliveryError: see `Exporter.bring`.
+            DeliveryError: see `Exporter.deliver`.
         """
         span, otel = self._run_span(), self.content.otel
         if span is None or otel is None:
@@ -264,7 +264,7 @@ class Delivery:
             "steps": len(self.delivered.steps),
             "spans": sum(self.delivered.steps.copy().values()) + (self.delivered.run_end_ns is not None),
             "rejected": self.delivered.rejected,
-            "left": len(self.left()) + self.run_is_left(),
+            "left": len(self.pending_steps()) + self.run_is_pending(),
             "messages": self.delivered.messages,
         }
 
@@ -292,7 +292,7 @@ class Delivery:
         complete = True
         resources = partial(_resource, self.content, self.exporter.to.service)
         for request in encode.requests(self._con, name, resources, max_bytes=self.exporter.max_bytes):
-            complete = self.exporter.bring(request) and complete
+            complete = self.exporter.deliver(request) and complete
             sent += request.spans
         if not complete:
             return None
@@ -396,7 +396,7 @@ def steps_in(run: Path) -> set[int]:
         TraceError: the run cannot be read.
     """
     segments = rundir.segments(run)
-    if not segments or _holds_a_step_each(rundir.read_run(run)):
+    if not segments or _has_step_per_segment(rundir.read_run(run)):
         return set(map(number_of, segments))
     try:
         with table.connect() as con:
@@ -406,7 +406,7 @@ def steps_in(run: Path) -> set[int]:
     return {step for (step,) in rows}
 
 
-def _holds_a_step_each(run: Run) -> bool:
+def _has_step_per_segment(run: Run) -> bool:
     """Return whether each segment is one step: imported and received runs may have several in a segment."""
     return run.imported is None and run.received is None
 

@@ -121,19 +121,19 @@ def _send_all(
                 try:
                     delivery.step(step)
                 except TraceError as error:
-                    exporter.counts.say(str(error))
+                    exporter.counts.add_message(str(error))
                 done += 1
-            if delivery.run_is_left():
+            if delivery.run_is_pending():
                 delivery.finish()
         progress(f"to {exporter.to.name}", done, total)
     except DeliveryError as error:
-        exporter.counts.say(str(error))
+        exporter.counts.add_message(str(error))
 
 
 def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
     """Count the undelivered steps, and write the state of the delivery into the run directories."""
     for delivery, steps in work:
-        counts.left += sum(not delivery.is_delivered(step) for step in steps) + delivery.run_is_left()
+        counts.left += sum(not delivery.is_delivered(step) for step in steps) + delivery.run_is_pending()
     for delivery, _ in work:
         delivery.note(list(counts.messages))
 

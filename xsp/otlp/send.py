@@ -69,7 +69,7 @@ class Counts:
     trace_id: str | None = None
     """Trace id of the first step that was delivered."""
 
-    def say(self, message: str) -> None:
+    def add_message(self, message: str) -> None:
         """Add a reason, once."""
         if message and message not in self.messages:
             self.messages.append(message)
@@ -101,7 +101,7 @@ class Exporter:
         """Close the sender; a file appears only if `complete`."""
         self._sender.close(complete)
 
-    def bring(self, request: Request) -> bool:
+    def deliver(self, request: Request) -> bool:
         """Deliver one request, split into smaller ones if necessary, and count the outcome.
 
         Returns:
@@ -132,12 +132,12 @@ class Exporter:
             self._reject(Answer(request.spans, str(error)))
             return False
         self.max_bytes = min(self.max_bytes, max(len(request.body) // 2, 4096))
-        accepted = [self.bring(Request(*half)) for half in halves]
+        accepted = [self.deliver(Request(*half)) for half in halves]
         return all(accepted)
 
     def _reject(self, answer: Answer) -> None:
         self.counts.rejected += answer.rejected
-        self.counts.say(answer.message)
+        self.counts.add_message(answer.message)
 
     def _send(self, body: bytes) -> Answer:
         begin = time.monotonic()

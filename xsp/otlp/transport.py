@@ -263,7 +263,7 @@ class HttpSender:
             if content and "protobuf" not in kind:
                 raise ValueError("no OTLP")
             return answer(ExportTraceServiceResponse.FromString(content), self._to)
-        except (DecodeError, ValueError, AttributeError, TypeError) as error:
+        except (DecodeError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
             detail = self._said(content, "text/plain")
             raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver{detail}", always=True) from error
 
@@ -277,7 +277,7 @@ class HttpSender:
         elif "json" in kind:
             try:
                 text = str(json.loads(content).get("message", text))
-            except (ValueError, AttributeError):
+            except (ValueError, AttributeError, RecursionError):
                 pass
         return f" ({self._shown(text)})" if text.strip() else ""
 

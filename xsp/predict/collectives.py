@@ -95,9 +95,13 @@ LINKS = {
 }
 """Links by name. Rates are for one direction of one device; programs reach less."""
 
-_TIME = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(s|ms|us|µs|ns)?", re.IGNORECASE)
-_RATE = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(?:([kmgt]?)(i?)(b)(?:/s|ps|yte/s)|([kmgt])(bit/s))?", re.IGNORECASE)
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+# ASCII: otherwise letters beyond it match as well, the long s as s, and are units that `_SECONDS` does not have
+_LETTERS = re.IGNORECASE | re.ASCII
+_TIME = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(s|ms|us|\u00b5s|\u03bcs|ns)?", _LETTERS)
+_RATE = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(?:([kmgt]?)(i?)(b)(?:/s|ps|yte/s)|([kmgt])(bit/s))?", _LETTERS)
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ns": 1e-9}
+"""Seconds by unit; microseconds with the micro sign and with the Greek letter, which look the same."""
+
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 

@@ -34,8 +34,8 @@ MOST_LEVELS = 40
 
 MOST_FACTORS = 16
 
-UNITS = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_UNIT = re.compile(r"(?:^|[^a-z0-9])(seconds|s|ms|us|ns)$", re.IGNORECASE)
+UNITS = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ns": 1e-9}
+_UNIT = re.compile(rf"(?:^|[\W_])({'|'.join(UNITS)})$")
 _TIMES = ("step_s", "seconds", "time_s", "step_ms", "ms", "time_ms", "step_us", "us", "step_ns", "ns")
 """Default names of the column of times, of which the first present one is used."""
 
@@ -195,11 +195,16 @@ def _time(columns: Sequence[str], time: str | None, unit: str | None) -> tuple[s
             raise UsageError(f"no column is recognised as the time: name it, --time COLUMN{_there_are(columns)}")
     elif time not in columns:
         raise UsageError(f"--time {time}: there is no such column{nearest(time, columns) or _there_are(columns)}")
-    end = _UNIT.search(time)
-    unit = unit or (end[1].lower() if end else None)
+    unit = unit or _unit(time)
     if unit is None:
         raise UsageError(f"the unit of {time!r} is not known: --unit s, ms, us or ns")
     return time, UNITS[unit]
+
+
+def _unit(column: str) -> str | None:
+    """Return the unit at the end of a column's name; None if there is none."""
+    end = _UNIT.search(column.lower())
+    return end[1] if end else None
 
 
 def _is_missing(value: Any) -> bool:
@@ -230,7 +235,7 @@ def _chosen(
     names: list[str] = []
     unused: list[str] = []
     for name in columns:
-        if name == time or name in group or _UNIT.search(name):
+        if name == time or name in group or _unit(name) is not None:
             continue
         values = [row.get(name) for row in rows if not _is_missing(row.get(name))]
         distinct = len(set(map(str, values)))

@@ -47,11 +47,11 @@ class OnDevice(NamedTuple):
     """All work, gaps and exposed communication, divided by the number of steps."""
 
     plan: Buckets | None
-    lasted: tuple[float, ...]
+    collective_seconds: tuple[float, ...]
     """Duration of the collective of each bucket of the plan on the device; empty without a plan."""
 
     lanes: Mapping[str, Lane]
-    told: list[str]
+    sources: list[str]
     unknown: list[str]
 
 

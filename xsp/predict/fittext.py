@@ -260,7 +260,7 @@ def following(found: Evaluation, those: Sequence[Next], point: Mapping[str, floa
         return "Every combination of the recorded values has been recorded: record other values, larger ones first."
     rows = [
         [f"{place}", duration(1e3 * candidate.predicted), f"± {100 * candidate.doubt:.2g} %",
-         duration(1e3 * candidate.cost), f"{100 * candidate.left:.0f} %", _text(candidate.configuration)]
+         duration(1e3 * candidate.cost), f"{100 * candidate.remaining_doubt:.0f} %", _text(candidate.configuration)]
         for place, candidate in enumerate(those, 1)
     ]  # fmt: skip
     lines = _rows(("", "step", "uncertainty", "cost", "remaining", "configuration"), rows)
@@ -279,6 +279,7 @@ def following_json(found: Evaluation, those: Sequence[Next]) -> dict[str, Any]:
         "model": found.offered,
         "next": [
             {"configuration": dict(candidate.configuration), "predicted_s": candidate.predicted,
-             "doubt": candidate.doubt, "cost_s": candidate.cost, "doubt_left": candidate.left} for candidate in those
+             "doubt": candidate.doubt, "cost_s": candidate.cost, "doubt_left": candidate.remaining_doubt}
+            for candidate in those
         ],
     }  # fmt: skip

@@ -78,7 +78,7 @@ class Form:
         return bool(self.extrinsic) or not any(factor.levels for factor in self.intrinsic)
 
     @property
-    def numbers(self) -> int:
+    def parameter_count(self) -> int:
         """Number of parameters."""
         return len(self.shapes) + len(self.coefficients)
 
@@ -240,10 +240,10 @@ def check_rows(table: Configurations, made: Form) -> None:
     """
     columns = [table.values[factor.name].tolist() for factor in (*made.intrinsic, *made.extrinsic)]
     distinct = len(set(zip(*columns, strict=True)))
-    if distinct <= made.numbers:
+    if distinct <= made.parameter_count:
         raise UsageError(
-            f"{distinct} different configurations cannot determine {made.numbers} parameters: record "
-            f"{made.numbers + 1 - distinct} more, or name fewer factors"
+            f"{distinct} different configurations cannot determine {made.parameter_count} parameters: record "
+            f"{made.parameter_count + 1 - distinct} more, or name fewer factors"
         )
 
 

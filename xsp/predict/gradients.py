@@ -16,7 +16,7 @@ class OfModules(NamedTuple):
     """Layers with the gradients of their modules."""
 
     layers: tuple[Layer, ...]
-    told: str
+    source: str
     """The source of the gradients."""
 
     frozen: int

@@ -66,7 +66,7 @@ class OnHost(NamedTuple):
     """Number of batches per update."""
 
     lanes: Mapping[str, Lane]
-    told: list[str]
+    sources: list[str]
     unknown: list[str]
 
 

@@ -39,7 +39,7 @@ def parameters(found: Fit, rows: int) -> list[Parameter]:
     if not found.bootstrap:
         return [Parameter(name, float(value), None, None, None) for name, value in zip(names, values, strict=True)]
     samples = np.array([np.concatenate(sample) for sample in found.bootstrap])
-    widening = np.sqrt(rows / max(1, rows - found.form.numbers))
+    widening = np.sqrt(rows / max(1, rows - found.form.parameter_count))
     low, high = (
         values + (np.percentile(samples, percentile, axis=0) - values) * widening for percentile in (2.5, 97.5)
     )

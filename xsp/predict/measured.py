@@ -87,7 +87,7 @@ class Measured:
         """Return the slowdown of a number of ranks; none for one rank, or if it was not timed."""
         return self.sharing.get(ranks, ALONE) if ranks > 1 else ALONE
 
-    def tells(self, what: str, ranks: int) -> bool:
+    def covers(self, what: str, ranks: int) -> bool:
         """Return whether a collective was timed with a number of ranks; always true for one rank."""
         return ranks == 1 or (what, ranks) in self.shapes
 

@@ -32,7 +32,7 @@ class Next(NamedTuple):
     """Standard deviation of the resampled fits there, as a share, before anything is recorded."""
 
     cost: float
-    left: float
+    remaining_doubt: float
     """The share of doubt that is expected to be left once this configuration and those before it are recorded."""
 
 
@@ -76,7 +76,7 @@ def choose(
         best = int(gain.argmax())
         chosen[best] = True
         row = deviations[best].copy()
-        deviations, target_deviations = _told(deviations, row, noise), _told(target_deviations, row, noise)
+        deviations, target_deviations = _updated(deviations, row, noise), _updated(target_deviations, row, noise)
         remaining = float(np.sqrt((target_deviations**2).sum() / total))
         result.append(
             Next(configurations[best], float(seconds[best]), float(doubt[best]), float(cost[best]), remaining)
@@ -91,7 +91,7 @@ def _centered(spread: Floats) -> Floats:
     return deviations
 
 
-def _told(deviations: Floats, row: Floats, noise: float) -> Floats:
+def _updated(deviations: Floats, row: Floats, noise: float) -> Floats:
     """Return deviations with the covariance after a noisy measurement of one row, by a square-root update."""
     square = float(row @ row)
     if not square:

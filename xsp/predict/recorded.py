@@ -48,7 +48,7 @@ class Recorded:
     plan: Buckets | None
     """Buckets of the run; None if the plan follows from the parameters."""
 
-    told: tuple[str, ...]
+    sources: tuple[str, ...]
     """Texts on the sources of the figures."""
 
     unknown: tuple[str, ...]
@@ -60,7 +60,7 @@ class Recorded:
     accumulated: int = 1
     """Batches per update; `work` and `samples` are of one batch, `step` is of all."""
 
-    lasted: tuple[float, ...] = ()
+    collective_seconds: tuple[float, ...] = ()
     """Duration of the collective of each bucket of the plan in the run; empty if the run has no plan."""
 
     exposed: float = 0.0
@@ -89,11 +89,11 @@ class Recorded:
         work = self.work.scaled(factor, factor)
         return replace(self, work=work, unknown=(*self.unknown, note)) if factor != 1.0 else self
 
-    def with_loader(self, read: float, decode: float, workers: int, told: str | None = None) -> Recorded:
+    def with_loader(self, read: float, decode: float, workers: int, source: str | None = None) -> Recorded:
         """Return the step with a loader in place of the recorded wait for data; times are seconds per batch."""
         loader = replace(self.work.input, read=read, decode=decode, workers=workers)
         return replace(
-            self, work=replace(self.work, input=loader), told=(*self.told, *([told] if told else [])),
+            self, work=replace(self.work, input=loader), sources=(*self.sources, *([source] if source else [])),
             unknown=tuple(text for text in self.unknown if text != WAITED),
         )  # fmt: skip
 
@@ -164,15 +164,15 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
     if on_device:
         device = devicestep.of(trace)
         step, ends = measured(answers, loop, notes, device.step)
-        notes += device.told
+        notes += device.sources
         unknown += device.unknown
-        plan, durations, lanes, exposed = device.plan, device.lasted, device.lanes, device.exposed
+        plan, durations, lanes, exposed = device.plan, device.collective_seconds, device.lanes, device.exposed
         data = loop.data_ns if loop is not None and loop.data_ns else 0.0
         parts = Parts(device.layers, device.update, device.others, data / 1e9, device.copy)
     else:
         step, ends = measured(answers, loop, notes)
         host = hoststep.of(trace, answers)
-        notes += host.told
+        notes += host.sources
         unknown += host.unknown
         lanes, exposed, batches = host.lanes, host.exposed, host.batches
         parts = Parts(host.layers, host.update, host.other, host.data, 0.0)
@@ -182,7 +182,7 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
         raise UsageError(f"{trace.name} has the sizes of its gradients: omit --gradients")
     if of_modules is not None:
         layers, plan, durations = of_modules.layers, None, ()
-        notes.append(of_modules.told)
+        notes.append(of_modules.source)
     elif plan is not None:
         notes.append("gradients: the all-reduces of the trace, with their sizes")
     elif stated is not None:
@@ -218,26 +218,26 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
 
 
 def measured(
-    answers: Answers, loop: Iteration | None, told: list[str], device: float | None = None
+    answers: Answers, loop: Iteration | None, sources: list[str], device: float | None = None
 ) -> tuple[float, tuple[float, float] | None]:
     """Return the seconds of a step, and the ends of their interval if it is known.
 
-    The source is the loop, else the recorded steps, else the time of a device; a text on it is added to `told`.
+    The source is the loop, else the recorded steps, else the time of a device; a text on it is added to `sources`.
 
     Raises:
         AnalysisError: the trace has none of them.
     """
     if loop is not None and loop.mean_ns:
-        told.append("step: iterations of the loop that were not recorded")
+        sources.append("step: iterations of the loop that were not recorded")
         return loop.mean_ns / 1e9, (loop.ends.lo / 1e9, loop.ends.hi / 1e9) if loop.ends is not None else None
     estimate = steptime.of(answers)
     if estimate is not None and estimate.what != "window":
-        told.append("step: recorded steps, without the cost of profiling")
+        sources.append("step: recorded steps, without the cost of profiling")
         low, value, high = (figure / 1e3 for figure in (estimate.ms.low, estimate.ms.value, estimate.ms.high))
         return value, (low, high) if high > low else None
     if device is None:
         raise AnalysisError(f"{answers.trace.name!r} does not have the time of a step")
-    told.append("step: from the first device work to the end of the last, divided by the number of steps")
+    sources.append("step: from the first device work to the end of the last, divided by the number of steps")
     return device, None
 
 

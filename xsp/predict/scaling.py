@@ -24,7 +24,7 @@ class Point:
     """The prediction for a number of ranks; durations are seconds."""
 
     ranks: int
-    found: Predicted
+    predicted: Predicted
     low: float | None
     high: float | None
     """Interval of the step, from that of the recorded step; None if that has none. A link has no interval."""
@@ -106,11 +106,16 @@ def of(
         recorded.ranks, job.link, job.algorithm, job.bucket, job.plan, accumulate=original.accumulated,
         on_link=job.on_link,
     )  # fmt: skip
-    check = prediction.predict(original.work, unchanged) if _tells(job.link, original.ranks) else None
+    check = prediction.predict(original.work, unchanged) if _covers(job.link, original.ranks) else None
     worth = tuple(prediction.worth(sharing_cores(recorded, largest), largest))
     rebuilt = None
-    if original.lasted and original.ranks > 1:
-        recorded_job = Job(original.ranks, plan=original.plan, lasting=original.lasted, accumulate=original.accumulated)
+    if original.collective_seconds and original.ranks > 1:
+        recorded_job = Job(
+            original.ranks,
+            plan=original.plan,
+            collective_seconds=original.collective_seconds,
+            accumulate=original.accumulated,
+        )
         rebuilt = prediction.predict(original.work, recorded_job)
     changed = tuple(_changed(change, points[-1], job.accumulate) for change in changes)
     return Scaling(recorded, job, points, worth, check, rebuilt, changed, original)
@@ -123,13 +128,13 @@ def _changed(change: Change, base: Point, batches: int) -> Changed:
     point = _point(change.recorded, replace(change.job, ranks=base.ranks), single.step)
     if point.samples_per_s and base.samples_per_s:
         return Changed(change.name, point, point.samples_per_s / base.samples_per_s - 1)
-    steps = base.found.step / point.found.step if point.found.step else 1.0
+    steps = base.predicted.step / point.predicted.step if point.predicted.step else 1.0
     return Changed(change.name, point, steps * change.job.accumulate / batches - 1)
 
 
 def to_chakra(found: Scaling, folder: Path) -> int:
     """Write the step on the largest number of ranks as execution traces; return their number (see `chakra.write`)."""
-    job = found.points[-1].found.job
+    job = found.points[-1].predicted.job
     step = prediction.predict(sharing_cores(found.recorded, job), job, fine=True)
     arrivals = found.recorded.work.arrivals
     plan = training.plan_of(found.recorded.work, job) if job.ranks > 1 else ()
@@ -148,9 +153,9 @@ def sharing_cores(recorded: Recorded, job: Job) -> Work:
     return recorded.work.scaled(computing=target.computing / source.computing, update=target.copying / source.copying)
 
 
-def _tells(link: Link, ranks: int) -> bool:
+def _covers(link: Link, ranks: int) -> bool:
     """Return whether a link has the cost of collectives for a number of ranks."""
-    return ranks == 1 or (link is not NO_LINK if link.measured is None else link.measured.tells("all_reduce", ranks))
+    return ranks == 1 or (link is not NO_LINK if link.measured is None else link.measured.covers("all_reduce", ranks))
 
 
 def _point(recorded: Recorded, job: Job, single_step: float) -> Point:

@@ -39,16 +39,16 @@ def page(found: Scaling) -> str:
         "",
         *columns(("ranks", "step", "from", "to", "samples/s", "efficiency", "bound by"), map(_row, found.points)),
     ]
-    names = [part for part in PARTS if any(point.found.parts[part] for point in found.points)]
+    names = [part for part in PARTS if any(point.predicted.parts[part] for point in found.points)]
     lines += ["", "a step of the average rank, in ms", *columns(
         ("ranks", *(_SHORT.get(name, name) for name in names), "hidden"),
-        ([_number(point.ranks), *(_ms(point.found.parts[name]) for name in names), _ms(point.found.hidden)]
+        ([_number(point.ranks), *(_ms(point.predicted.parts[name]) for name in names), _ms(point.predicted.hidden)]
          for point in found.points),
     )]  # fmt: skip
     if found.worth:
         last = found.points[-1]
         head = ("constant", "saves if halved", "per percent", "of the step")
-        step = last.found.step or math.inf
+        step = last.predicted.step or math.inf
         rows = (
             [gain.constant, duration(1e3 * gain.if_halved), duration(1e3 * gain.per_percent),
              f"{100 * gain.if_halved / step:.1f} %"] for gain in found.worth
@@ -63,7 +63,7 @@ def page(found: Scaling) -> str:
         ]
     lines += [
         "",
-        *listed("from", recorded.told),
+        *listed("from", recorded.sources),
         *listed("not known", recorded.unknown),
         *listed("note", _notes(found)),
     ]
@@ -94,11 +94,12 @@ def as_json(found: Scaling) -> dict[str, Any]:
         },
         "ranks": [
             {
-                "ranks": point.ranks, "step_s": point.found.step, "low_s": point.low, "high_s": point.high,
-                "samples_per_s": point.samples_per_s, "efficiency": point.efficiency, "bound_by": point.found.bound_by,
-                "parts_s": dict(point.found.parts), "critical_path_s": dict(point.found.path),
-                "communication_s": point.found.communication, "hidden_s": point.found.hidden,
-                "overlap": point.found.overlap, "steady": point.found.steady,
+                "ranks": point.ranks, "step_s": point.predicted.step, "low_s": point.low, "high_s": point.high,
+                "samples_per_s": point.samples_per_s, "efficiency": point.efficiency,
+                "bound_by": point.predicted.bound_by,
+                "parts_s": dict(point.predicted.parts), "critical_path_s": dict(point.predicted.path),
+                "communication_s": point.predicted.communication, "hidden_s": point.predicted.hidden,
+                "overlap": point.predicted.overlap, "steady": point.predicted.steady,
             }
             for point in found.points
         ],
@@ -108,9 +109,9 @@ def as_json(found: Scaling) -> dict[str, Any]:
         ],
         "what_if": [
             {
-                "change": plain(change.name), "step_s": change.point.found.step, "low_s": change.point.low,
+                "change": plain(change.name), "step_s": change.point.predicted.step, "low_s": change.point.low,
                 "high_s": change.point.high, "samples_per_s": change.point.samples_per_s, "faster": change.faster,
-                "bound_by": change.point.found.bound_by,
+                "bound_by": change.point.predicted.bound_by,
             }
             for change in found.changed
         ],
@@ -121,7 +122,7 @@ def as_json(found: Scaling) -> dict[str, Any]:
             "predicted_s": found.rebuilt.step, "exposed_s": found.rebuilt.parts[EXPOSED],
             "recorded_s": found.measured, "recorded_exposed_s": recorded.exposed,
         },
-        "from": list(map(plain, recorded.told)),
+        "from": list(map(plain, recorded.sources)),
         "unknown": list(map(plain, recorded.unknown)),
         "notes": list(_notes(found)),
     }  # fmt: skip
@@ -190,21 +191,21 @@ def _notes(found: Scaling) -> list[str]:
             f"{duration(1e3 * found.rebuilt.parts[EXPOSED])} of it are exposed communication, in the run "
             f"{duration(1e3 * found.recorded.exposed)}."
         )
-    if not all(point.found.steady for point in found.points):
+    if not all(point.predicted.steady for point in found.points):
         notes.append("The simulated steps did not become periodic; figures are means of the later ones.")
     return notes
 
 
 def _row(point: Point) -> list[str]:
     rate = "–" if point.samples_per_s is None else _number(point.samples_per_s)
-    return [_number(point.ranks), *map(_duration, (point.found.step, point.low, point.high)), rate,
-            f"{100 * point.efficiency:.1f} %", point.found.bound_by]  # fmt: skip
+    return [_number(point.ranks), *map(_duration, (point.predicted.step, point.low, point.high)), rate,
+            f"{100 * point.efficiency:.1f} %", point.predicted.bound_by]  # fmt: skip
 
 
 def _change_row(change: Changed) -> list[str]:
     point = change.point
     rate = "–" if point.samples_per_s is None else _number(point.samples_per_s)
-    return [plain(change.name), *map(_duration, (point.found.step, point.low, point.high)), rate,
+    return [plain(change.name), *map(_duration, (point.predicted.step, point.low, point.high)), rate,
             f"{100 * change.faster:+.1f} %"]  # fmt: skip
 
 
@@ -281,12 +282,12 @@ def section(found: Scaling) -> Section:
             else ()
             for steps in ([point.high for point in found.points], [point.low for point in found.points])
         )
-        single_step = found.points[0].efficiency * found.points[0].found.step
+        single_step = found.points[0].efficiency * found.points[0].predicted.step
         perfect = tuple(samples * ranks / single_step if single_step else None for ranks in rank_counts)
         lines = (Series("predicted", rates, low, high), Series("perfect scaling", perfect))
         parts.append(Chart("lines", "Scaling", "samples/s", rank_counts, lines, over="ranks", log=("at", "values")))
-    names = [part for part in PARTS if any(point.found.parts[part] for point in found.points)]
-    stacked = tuple(Series(name, tuple(1e3 * point.found.parts[name] for point in found.points)) for name in names)
+    names = [part for part in PARTS if any(point.predicted.parts[part] for point in found.points)]
+    stacked = tuple(Series(name, tuple(1e3 * point.predicted.parts[name] for point in found.points)) for name in names)
     parts.append(
         Chart("stacked", "Average step of a rank", "ms", tuple(_count(count, "rank") for count in rank_counts), stacked)
     )
@@ -297,7 +298,7 @@ def section(found: Scaling) -> Section:
         parts.append(Table(("constant", "saves if halved_ms", "saves per percent_ms"), rows, title))
     if found.changed:
         change_rows = tuple(
-            (plain(change.name), 1e3 * change.point.found.step, change.point.samples_per_s, 100 * change.faster)
+            (plain(change.name), 1e3 * change.point.predicted.step, change.point.samples_per_s, 100 * change.faster)
             for change in found.changed
         )
         title = f"What if, on {_count(rank_counts[-1], 'rank')}"
@@ -316,7 +317,9 @@ def _pictures(found: Scaling) -> list[sections.Part]:
     """Return charts of the recorded and the predicted step over the same time: the busy share of each interval."""
     largest = found.points[-1]
     predicted = lanes(
-        prediction.predict(sharing_cores(found.recorded, largest.found.job), largest.found.job, fine=True).schedule
+        prediction.predict(
+            sharing_cores(found.recorded, largest.predicted.job), largest.predicted.job, fine=True
+        ).schedule
     )
     ends = [end for step_lanes in (predicted, found.recorded.lanes) for lane in step_lanes.values() for _, end in lane]
     total = max(ends, default=0.0)

@@ -62,7 +62,7 @@ class Input:
     workers: int = 0
     """Worker processes of the loader; with 0 the training process loads the batch, and computes nothing meanwhile."""
 
-    held: int | None = None
+    prefetch_limit: int | None = None
     """Maximum number of batches that a loader reads or holds at a time; default: two for each worker."""
 
     copy_ahead: bool = False
@@ -95,7 +95,7 @@ class Work:
         for value, what in ((self.update, "update"), (self.other, "other work"), (loader.read, "reading"),
                             (loader.decode, "decoding"), (loader.copy, "copying")):  # fmt: skip
             seconds(value, what)
-        if loader.workers < 0 or (loader.held is not None and loader.held < 1):
+        if loader.workers < 0 or (loader.prefetch_limit is not None and loader.prefetch_limit < 1):
             raise UsageError("a loader must have 0 or more workers, and hold at least one batch")
 
     @property
@@ -170,7 +170,7 @@ class Job:
     compress: float = 1.0
     """Compression factor of communicated gradients; gathered parameters are not compressed."""
 
-    lasting: tuple[float, ...] = ()
+    collective_seconds: tuple[float, ...] = ()
     """Seconds of the all-reduce of each bucket, used instead of the link."""
 
     def __post_init__(self) -> None:
@@ -180,9 +180,11 @@ class Job:
             raise UsageError("batches per update, and ranks per link and per disk, must be 1 or more")
         if not 0 < seconds(self.compress, "the compression of gradients") < 1e6:
             raise UsageError("gradients must be compressed by a factor above 0, such as 2: 16 bits instead of 32")
-        if self.lasting and (self.sharded or self.plan is None or len(self.lasting) != len(self.plan)):
+        if self.collective_seconds and (
+            self.sharded or self.plan is None or len(self.collective_seconds) != len(self.plan)
+        ):
             raise UsageError("durations of all-reduces need a plan of buckets, and one for each of its buckets")
-        for duration in self.lasting:
+        for duration in self.collective_seconds:
             seconds(duration, "an all-reduce")
 
 
@@ -239,7 +241,7 @@ class _Builder:
 
     def __init__(self, work: Work, job: Job, fine: bool) -> None:
         self.work, self.job = work, job
-        self.those = classes(job)
+        self.rank_classes = classes(job)
         self.plan = plan_of(work, job) if job.ranks > 1 else ()
         self.sizes = [sum(work.arrivals[index] for index in bucket) for bucket in self.plan]
         self.link = job.link.shared(min(job.on_link, job.ranks))
@@ -249,8 +251,8 @@ class _Builder:
         numbers = range(len(work.layers))
         self.forward = [[number] for number in numbers] if fine or job.sharded else [list(numbers)]
         self.backward = self._backward(fine or job.sharded)
-        self.made: list[Task] = []
-        count = len(self.those)
+        self.tasks: list[Task] = []
+        count = len(self.rank_classes)
         self.computed: list[list[int]] = [[] for _ in range(count)]  # tasks that the next task of the stream waits for
         self.decoded: list[list[int]] = [[] for _ in range(count)]
         self.copied: list[list[int]] = [[] for _ in range(count)]
@@ -271,13 +273,13 @@ class _Builder:
             for part in range(self.job.accumulate):
                 self._part(step, part)
             self._update(step)
-        return self.made
+        return self.tasks
 
     def _put(
         self, name: str, cause: Cause, duration: float, on: Sequence[str], after: Sequence[int], rank: int, step: int
     ) -> int:
-        self.made.append(Task(name, cause, duration, tuple(on), tuple(dict.fromkeys(after)), rank, step))
-        return len(self.made) - 1
+        self.tasks.append(Task(name, cause, duration, tuple(on), tuple(dict.fromkeys(after)), rank, step))
+        return len(self.tasks) - 1
 
     def _compute(self, name: str, cause: Cause, duration: float, after: Sequence[int], rank: int, step: int) -> int:
         """Append a task after the last one of the compute stream, and return its index."""
@@ -288,12 +290,12 @@ class _Builder:
         return number
 
     def _factor(self, rank: int, step: int) -> float:
-        factors = self.those[rank].factors
+        factors = self.rank_classes[rank].factors
         return factors[step % len(factors)]
 
     def _part(self, step: int, part: int) -> None:
         """Append the input, the forward and the backward pass of one batch."""
-        ranks = range(len(self.those))
+        ranks = range(len(self.rank_classes))
         for rank in ranks:
             self._input(rank, step)
             if self.work.other:
@@ -311,7 +313,7 @@ class _Builder:
                 if index >= loader.workers
                 else []
             )
-            limit = loader.held or 2 * loader.workers
+            limit = loader.prefetch_limit or 2 * loader.workers
             after = [*after, *(self.copied[rank][index - limit : index - limit + 1] if index >= limit else [])]
             worker = f"worker {rank}.{index % loader.workers}"
             loaded = self._put("read", Cause.INPUT, read, (worker, f"storage {rank}"), after, rank, step)
@@ -355,7 +357,7 @@ class _Builder:
             duration = sum(layer.forward if cause is Cause.FORWARD else layer.backward for layer in layers)
             name = f"{cause} {layers[0].name}" + (f" … {layers[-1].name}" if len(layers) > 1 else "")
             computed = [
-                self._compute(name, cause, duration, dependencies, rank, step) for rank in range(len(self.those))
+                self._compute(name, cause, duration, dependencies, rank, step) for rank in range(len(self.rank_classes))
             ]
             self.ahead, self.clock = self.ahead - duration, self.clock + duration
             for number in stretch:
@@ -376,7 +378,7 @@ class _Builder:
         collective = "reduce-scatter" if self.job.sharded else "all-reduce"
         slowdown = 0.0
         shared = self.sharing
-        ranks = range(len(self.those))
+        ranks = range(len(self.rank_classes))
         if shared is not None:
             duration = shared.copy_per_byte * self.sizes[bucket]
             after = [self._compute(f"bucket {bucket}", Cause.SERVING, duration, after, rank, step) for rank in ranks]
@@ -397,8 +399,8 @@ class _Builder:
         return max(0.0, min(sent, self.ahead - (start - self.clock)))
 
     def _seconds(self, collective: str, bucket: int) -> float:
-        if self.job.lasting:
-            return self.job.lasting[bucket]
+        if self.job.collective_seconds:
+            return self.job.collective_seconds[bucket]
         size, ranks = self.sizes[bucket], self.job.ranks
         if collective == "all-gather":
             return collectives.gather_seconds(self.link, ranks, size)
@@ -415,7 +417,7 @@ class _Builder:
 
     def _update(self, step: int) -> None:
         duration = self.work.update / (self.job.ranks if self.job.sharded else 1)
-        for rank in range(len(self.those)):
+        for rank in range(len(self.rank_classes)):
             after: Sequence[int] = self.sent
             if self.sharing is not None and self.sent:
                 copy_back = self.sharing.copy_per_byte * sum(self.sizes)

@@ -73,7 +73,7 @@ def setting(ground: Ground, variant: str, to: str = "", nodes: Sequence[int] | N
         before, after = ground.timing(node, variant), ground.timing(node, to or AS_RUN)
         if before is not None and after is not None:
             pairs[node] = before, after
-        elif ground.may_be(node, variant if variant != AS_RUN else to):
+        elif ground.supports(node, variant if variant != AS_RUN else to):
             missing += 1
     if not pairs:
         return None
@@ -93,7 +93,7 @@ def without_onednn(ground: Ground) -> tuple[int, ...]:
     nodes = []
     for node in ground.computing:
         call = ground.graph.nodes[node].call
-        seen_call = ground.seen[node] if ground.seen else None
+        seen_call = ground.traced_calls[node] if ground.traced_calls else None
         if seen_call is None or "conv" not in call.op or not call.inputs or call.inputs[0].dtype != "float32":
             continue
         if OF_ONEDNN in seen_call.inside:

@@ -41,7 +41,7 @@ def lines(bound: Bound) -> Iterator[str]:
     step_ns = rungs[Rung.MEASURED] or as_run
     if best is None or as_run is None or not step_ns or best > BEYOND * step_ns:
         return
-    part = "" if bound.coverage.whole else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
+    part = "" if bound.coverage.is_complete else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
     ceiling = rungs[Rung.CEILING]
     roof = "" if ceiling is None else f"; nothing is faster than {_ms(ceiling)} here"
     if ceiling is not None and ceiling > step_ns:

@@ -164,7 +164,7 @@ def of_branches(ground: Ground) -> Iterator[Advice]:
         f"{branches.width} at once on {ground.cores} cores",
         f"{branches.crossings} times a thread waits for another one, {CROSSING_NS / 1000:.0f} µs each, included",
     ]
-    if ground.seen:
+    if ground.traced_calls:
         why.append("no two calls overlapped in the trace")
     yield Advice(
         "parallelism",

@@ -91,7 +91,7 @@ class Ground:
     """Number of threads of the step."""
 
     cores: int
-    seen: tuple[RecordedCall | None, ...] = ()
+    traced_calls: tuple[RecordedCall | None, ...] = ()
     """The call of each node in the trace; empty without a trace."""
 
     step_ms: Interval | None = None
@@ -125,7 +125,7 @@ class Ground:
             self._known[node, variant, threads] = timing
         return timing if timing is not None and timing.is_timed else None
 
-    def may_be(self, node: int, variant: str) -> bool:
+    def supports(self, node: int, variant: str) -> bool:
         """Return whether a variant applies to the call of a node."""
         from xsp.bench.variants import named
 
@@ -141,16 +141,16 @@ class Ground:
         """Time of the step: as measured, else of its calls in the trace, else the sum of timings."""
         if self.step_ms is not None:
             return self.step_ms.value * 1e6
-        if self.seen:
-            return math.fsum(call.ns for call in self.seen if call is not None)
+        if self.traced_calls:
+            return math.fsum(call.ns for call in self.traced_calls if call is not None)
         timings = [self.timing(node, threads=self.threads) for node in self.computing]
         return math.fsum(timing.trimmed_ns or 0.0 for timing in timings if timing is not None)
 
     def gain(self, found: Difference, nodes: Iterable[int]) -> tuple[Interval, float]:
         """Return a difference in milliseconds and in percent of the step, at most the calls' time in the trace."""
         limit = self.total_ns
-        if self.seen:
-            calls = [self.seen[node] for node in nodes]
+        if self.traced_calls:
+            calls = [self.traced_calls[node] for node in nodes]
             if all(call is not None for call in calls):
                 limit = min(limit, math.fsum(call.ns for call in calls if call is not None))
         interval = Interval(found.low / 1e6, found.ns / 1e6, found.high / 1e6).within(limit / 1e6)
@@ -158,7 +158,7 @@ class Ground:
 
     def in_place_ns(self, nodes: Iterable[int]) -> float | None:
         """Return the total time of calls in the trace; None if the trace lacks one of them."""
-        calls = [self.seen[node] if self.seen else None for node in nodes]
+        calls = [self.traced_calls[node] if self.traced_calls else None for node in nodes]
         return None if None in calls else math.fsum(call.ns for call in calls if call is not None)
 
     @property
@@ -166,7 +166,7 @@ class Ground:
         """Ratio of the time of calls timed alone to that in the trace, over calls known both ways; None without any."""
         pairs = [
             (timing.trimmed_ns or 0.0, call.ns)
-            for node, call in enumerate(self.seen)
+            for node, call in enumerate(self.traced_calls)
             if call is not None and (timing := self.timing(node, threads=self.threads)) is not None
         ]
         in_place = math.fsum(ns for _, ns in pairs)
@@ -198,7 +198,7 @@ class Ground:
 
     def spans(self, nodes: Iterable[int]) -> tuple[str, ...]:
         """Return the span ids of nodes that are in the trace."""
-        calls = [self.seen[node] for node in nodes] if self.seen else []
+        calls = [self.traced_calls[node] for node in nodes] if self.traced_calls else []
         return tuple(call.span for call in calls if call is not None and call.span)
 
 
@@ -219,7 +219,7 @@ def ground(asked: Asked) -> Ground:
         raise AnalysisError("the step ran compiled: its calls are not those that are timed in isolation")
     if not any(node.call.inputs for node in graph.computing):
         raise AnalysisError(recordedcalls.no_shapes(trace))
-    step, calls = asked.step, () if trace is None else _seen(asked, graph)
+    step, calls = asked.step, () if trace is None else _traced_calls(asked, graph)
     basis = Ground(
         graph,
         asked.part("timings"),
@@ -240,7 +240,7 @@ def threads_of(asked: Asked) -> int:
     return int(asked.settings.get("threads") or run_threads or cores())
 
 
-def _seen(asked: Asked, graph: Graph) -> tuple[RecordedCall | None, ...]:
+def _traced_calls(asked: Asked, graph: Graph) -> tuple[RecordedCall | None, ...]:
     if graph.source is Source.SPANS:
         return tuple(recordedcalls.of_nodes(asked.traced))
     calls = recordedcalls.of(asked.traced, {node.call.op for node in graph.nodes})

@@ -89,7 +89,7 @@ class AutoStep:
             return
         if self._quiet.left:
             if threading.get_ident() == self._owner:
-                self._quiet.heard(signal)
+                self._quiet.on_signal(signal)
                 self._open_next()
             return
         if signal is Signal.CALL_BEGIN:

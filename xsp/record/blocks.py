@@ -72,7 +72,7 @@ def leave(span_id: str) -> str | None:
     return ids[-1] if ids else None
 
 
-def took(name: str, start_ns: int, end_ns: int) -> None:
+def add_span(name: str, start_ns: int, end_ns: int) -> None:
     """Keep a span of the application that has ended, with the block that is open on this thread as its parent.
 
     It is used for work that another process of the machine did for this one. Without an active profile it does nothing.

@@ -131,7 +131,7 @@ class Budgeted(Schedule):
         mean_ns, cost_ns = self._account.mean_ns, self._account.cost_ns(rung)
         return round(cost_ns / (self.share * mean_ns)) if mean_ns and cost_ns is not None else None
 
-    def _warming(self, index: int) -> Level:
+    def _warmup_rung(self, index: int) -> Level:
         in_use = self._in_use()  # the cheapest first
         return in_use[min(index, len(in_use) - 1)]
 

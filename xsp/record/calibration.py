@@ -58,7 +58,7 @@ def cost_per_span(collector: Collector, passed: bool = True) -> dict[str, Any] |
         "ns_per_span": max(0.0, percentile(differences, 0.5)),
         "level": int(deepest if Level.KERNEL not in collector.levels else min(collector.levels)),
         "rounds": ROUNDS,
-        **(passing_costs(collector, probe) if passed and type(collector).hush is not Collector.hush else {}),
+        **(passing_costs(collector, probe) if passed and type(collector).mute is not Collector.mute else {}),
     }
 
 
@@ -83,7 +83,7 @@ def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
                 for difference in differences.values():
                     difference.probe.run()
                 outline.usual = set(outline)  # as in a stretch of steps, see `xsp.record.quiet`
-                collector.hush(True)
+                collector.mute(True)
                 for difference in differences.values():
                     difference.time(difference.hushed)
                     outline.clear()

@@ -61,7 +61,7 @@ class Collecting:
         collectors = []
         for request in requests:
             try:
-                collector, reason = self._found(request)
+                collector, reason = self._load_collector(request)
             except PluginError as error:
                 if wanted is not None:
                     raise
@@ -83,7 +83,7 @@ class Collecting:
         if (note := self.device_work.note()) is not None:
             self.note("xsp", note)
 
-    def _found(self, request: str | Collector) -> tuple[Collector, str | None]:
+    def _load_collector(self, request: str | Collector) -> tuple[Collector, str | None]:
         """Return a collector and why it cannot work here, or None; add the time of importing torch, if it did that."""
         was_imported, began_ns = OBSERVED in sys.modules, clock.monotonic_ns()
         try:
@@ -164,7 +164,7 @@ class Collecting:
             describe: record shapes and memory, too.
             by_thread: only collectors that can (True) or cannot (False) separate concurrent recordings by thread.
         """
-        active = [collector for collector in self._those(by_thread) if min(collector.levels) <= rung]
+        active = [collector for collector in self._select(by_thread) if min(collector.levels) <= rung]
         try:
             for collector in active:
                 self._guard(collector, "start", lambda c=collector: c.start(rung, describe))  # type: ignore[misc]
@@ -194,16 +194,16 @@ class Collecting:
         if interrupts:
             raise interrupts[0]
 
-    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, but: Signal | None = None) -> None:
         """Have collectors ignore everything between steps, except for one signal; or no longer."""
         for collector in tuple(self.collectors):
-            self._guard(collector, "hush", lambda c=collector: c.hush(quiet, but))  # type: ignore[misc]
+            self._guard(collector, "mute", lambda c=collector: c.mute(quiet, but))  # type: ignore[misc]
 
     def leave(self) -> None:
         """Have the collectors ignore everything from now on, in a forked child; what they installed stays."""
         for collector in self.collectors:
             collector.notify, collector.outline = ignore, None
-        self.hush(True)
+        self.mute(True)
 
     def forget(self) -> None:
         """Discard the rows of a step that is not recorded."""
@@ -213,7 +213,7 @@ class Collecting:
     def rows(self, anchor: clock.Anchor, by_thread: bool | None = None) -> list[Span]:
         """Take the collectors' spans, with times on the epoch, and their notes; `by_thread` as in `start`."""
         rows: list[Span] = []
-        for collector in self._those(by_thread):
+        for collector in self._select(by_thread):
             spans = self._guard(collector, "spans", lambda c=collector: _checked(c.spans())) or []  # type: ignore[misc]
             rows += (
                 _on_run_clock(spans, anchor) if collector.epoch else [clock.on_epoch(span, anchor) for span in spans]
@@ -223,7 +223,7 @@ class Collecting:
             self.note("xsp", change)
         return rows
 
-    def without_misfits(self, rows: Sequence[Span]) -> list[Span]:
+    def drop_invalid_rows(self, rows: Sequence[Span]) -> list[Span]:
         """Return the rows without those of collectors that gave any value of another type than its column.
 
         These collectors are left out from then on, and noted.
@@ -244,7 +244,7 @@ class Collecting:
             thread: the only thread; None for all.
         """
         rows: list[Span] = []
-        for collector in self._those(by_thread=True):
+        for collector in self._select(by_thread=True):
             spans = self._guard(collector, "spans", lambda c=collector: list(c.spans_during(start, end, thread)))  # type: ignore[misc]
             rows += [clock.on_epoch(span, anchor) for span in spans or []]
             self._collect_notes(collector)
@@ -252,10 +252,10 @@ class Collecting:
 
     def drop_before(self, time: int) -> None:
         """Have these collectors discard spans that ended before a time of `clock.monotonic_ns`."""
-        for collector in self._those(by_thread=True):
+        for collector in self._select(by_thread=True):
             self._guard(collector, "drop_before", lambda c=collector: c.drop_before(time))  # type: ignore[misc]
 
-    def _those(self, by_thread: bool | None) -> list[Collector]:
+    def _select(self, by_thread: bool | None) -> list[Collector]:
         return [collector for collector in self.collectors if by_thread is None or collector.by_thread is by_thread]
 
     def note(self, source: str, text: str) -> None:

@@ -45,7 +45,7 @@ class KernelSource:
         if deepest >= Level.LIBRARY:
             candidates = [by_kind[kind] for kind in Kernels if kind in by_kind]
             self._try([collector for collector in candidates if self.wanted in (collector.device_work, Kernels.AUTO)])
-            self._refuse_a_wish(deepest)
+            self._check_requested(deepest)
             # successors, if the source gives up later
             self._others = candidates[candidates.index(self.source) + 1 :] if self.source is not None else []
         return [collector for collector in found if not collector.innermost or collector is self.source]
@@ -92,7 +92,7 @@ class KernelSource:
                 return
             self.reasons[str(collector.device_work)] = reason
 
-    def _refuse_a_wish(self, deepest: Level) -> None:
+    def _check_requested(self, deepest: Level) -> None:
         """Raise if the source that was requested by name cannot be used."""
         if self.wanted is Kernels.CUPTI and self.source is None and deepest >= Level.RUNTIME:
             reason = self.reasons.get(Kernels.CUPTI.value, "its collector is not among those that were asked for")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import enum
+import sys
 from typing import NamedTuple
 
 from xsp.schema import LOOP_COLUMNS, Level
@@ -139,6 +140,8 @@ class Loop:
         """Return the rows as little-endian 64-bit numbers, and forget them."""
         self._end_fold()
         rows, self._rows = self._rows, array.array("q")
+        if sys.byteorder == "big":
+            rows.byteswap()
         return rows.tobytes()
 
 

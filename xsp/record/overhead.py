@@ -69,23 +69,23 @@ class RungAccount:
         self.once_ns = 0.0
         """Extra time of warm-up and describing steps, summed individually because no two are alike."""
 
-        self.around_ns = 0
+        self.between_ns = 0
         self.taken = 0
         self._costs: deque[float] = deque(maxlen=LAST)
 
-    def add(self, turn: Turn, difference_ns: float | None, around_ns: int) -> None:
-        """Count one step; its difference is None if no step of its kind ran bare yet, and `tell` may follow.
+    def add(self, turn: Turn, difference_ns: float | None, between_ns: int) -> None:
+        """Count one step; its difference is None if no step of its kind ran bare yet, and `add_difference` may follow.
 
         A describing step does not count in the predicted cost of the others.
         """
         self.taken += 1
-        self.around_ns += around_ns
+        self.between_ns += between_ns
         if difference_ns is not None:
-            self.tell(turn, difference_ns)
+            self.add_difference(turn, difference_ns)
         if not turn.describe:
-            self._costs.append(max(0.0, difference_ns or 0.0) + around_ns)
+            self._costs.append(max(0.0, difference_ns or 0.0) + between_ns)
 
-    def tell(self, turn: Turn, difference_ns: float) -> None:
+    def add_difference(self, turn: Turn, difference_ns: float) -> None:
         """Add the extra time of one step over a bare one."""
         if turn.timed:
             self.inside.add(difference_ns)
@@ -95,7 +95,7 @@ class RungAccount:
     @property
     def spent_ns(self) -> float:
         """Total cost of the steps in nanoseconds."""
-        return self.inside.total_ns + self.once_ns + self.around_ns
+        return self.inside.total_ns + self.once_ns + self.between_ns
 
     @property
     def cost_ns(self) -> float | None:
@@ -104,20 +104,24 @@ class RungAccount:
 
 
 class Bare:
-    """Durations of the latest bare steps: of undisturbed ones, and of the first ones after recorded steps."""
+    """Durations of the latest bare steps: of undisturbed ones, and of those slowed by recording or storing another."""
 
     def __init__(self) -> None:
-        self.others: deque[int] = deque(maxlen=NEARBY)
-        self.firsts: deque[int] = deque(maxlen=NEARBY)
-        self.awaited: list[tuple[Turn, int]] = []
+        self.undisturbed: deque[int] = deque(maxlen=NEARBY)
+        self.disturbed: deque[int] = deque(maxlen=NEARBY)
+        self.pending: list[tuple[Turn, int]] = []
         """Steps that were recorded before the first bare one, with their durations."""
 
     @property
     def ns(self) -> float | None:
         """Median duration; None before the first bare step."""
-        if len(self.others) >= ENOUGH:
-            return summary.percentile(self.others, 0.5)
-        return summary.percentile([*self.others, *self.firsts], 0.5) if self.others or self.firsts else None
+        if len(self.undisturbed) >= ENOUGH:
+            return summary.percentile(self.undisturbed, 0.5)
+        return (
+            summary.percentile([*self.undisturbed, *self.disturbed], 0.5)
+            if self.undisturbed or self.disturbed
+            else None
+        )
 
 
 class Account:
@@ -142,8 +146,8 @@ class Account:
         """Time to remove and calibrate collectors; it belongs to no step either."""
 
         self.rungs: dict[int, RungAccount] = {}
-        self._around_ns = 0  # total of bare steps
-        self._arounds: deque[int] = deque(maxlen=REMEMBERED)
+        self._between_ns = 0  # total of bare steps
+        self._latest_between_ns: deque[int] = deque(maxlen=REMEMBERED)
         self._usual_ns: float | None = None
         self._after = Differences()
         self._beside = Differences()  # bare steps that ran while another one was being stored
@@ -155,12 +159,12 @@ class Account:
     @property
     def spent_ns(self) -> float:
         """Cost of profiling so far in nanoseconds."""
-        return self._spent_ns + self._around_ns
+        return self._spent_ns + self._between_ns
 
     @property
     def unknown(self) -> int:
         """Number of recorded steps whose kind never ran bare, so that their cost is unknown."""
-        return sum(len(bare.awaited) for bare in self._of_kind.values())
+        return sum(len(bare.pending) for bare in self._of_kind.values())
 
     @property
     def bare_ns(self) -> float | None:
@@ -199,12 +203,12 @@ class Account:
         self.steps += 1
         if turn.bare:
             self._add_bare(dur_ns, is_disturbed, self._of_kind[kind])
-            self._add_around(before_ns + monotonic_ns() - end_ns)
+            self._add_between(before_ns + monotonic_ns() - end_ns)
         else:
             self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns, self._of_kind[kind])
         self._follows = not turn.bare
 
-    def pass_by(self, steps: int, steps_ns: int, waited_ns: int) -> None:
+    def add_bare_stretch(self, steps: int, steps_ns: int, waited_ns: int) -> None:
         """Count bare steps around which xsp did nothing."""
         self.steps += steps
         self.bare += steps
@@ -213,42 +217,42 @@ class Account:
 
     def spend(self, taken_ns: int) -> None:
         """Count time that xsp took outside the steps."""
-        self._around_ns += taken_ns
+        self._between_ns += taken_ns
 
-    def _add_around(self, around_ns: int) -> None:
-        self._arounds.append(around_ns)
+    def _add_between(self, between_ns: int) -> None:
+        self._latest_between_ns.append(between_ns)
         if self.bare % REMEMBERED == 0:
-            self._usual_ns = summary.percentile(self._arounds, 0.5)
-        is_unusual = self._usual_ns is not None and around_ns > UNUSUAL * self._usual_ns
-        self._around_ns += round(self._usual_ns) if is_unusual and self._usual_ns is not None else around_ns
+            self._usual_ns = summary.percentile(self._latest_between_ns, 0.5)
+        is_unusual = self._usual_ns is not None and between_ns > UNUSUAL * self._usual_ns
+        self._between_ns += round(self._usual_ns) if is_unusual and self._usual_ns is not None else between_ns
 
     def _add_bare(self, dur_ns: int, is_disturbed: bool, bare: Bare) -> None:
         self.bare += 1
         if not (self._follows or is_disturbed):
-            self._bare.others.append(dur_ns)
-            bare.others.append(dur_ns)
+            self._bare.undisturbed.append(dur_ns)
+            bare.undisturbed.append(dur_ns)
             self.steps_ns += dur_ns
             self._settle(bare)
             return
-        self._bare.firsts.append(dur_ns)
-        bare.firsts.append(dur_ns)
-        if len(bare.others) < ENOUGH:  # too few undisturbed ones yet
+        self._bare.disturbed.append(dur_ns)
+        bare.disturbed.append(dur_ns)
+        if len(bare.undisturbed) < ENOUGH:  # too few undisturbed ones yet
             self.steps_ns += dur_ns
             self._settle(bare)
             return
-        usual_ns = summary.percentile(bare.others, 0.5)
+        usual_ns = summary.percentile(bare.undisturbed, 0.5)
         self.steps_ns += usual_ns
         (self._after if self._follows else self._beside).add(dur_ns - usual_ns)
         self._sum_up()
 
-    def _add_recorded(self, turn: Turn, dur_ns: int, around_ns: int, bare: Bare) -> None:
+    def _add_recorded(self, turn: Turn, dur_ns: int, between_ns: int, bare: Bare) -> None:
         usual_ns = bare.ns
         if usual_ns is None:
-            bare.awaited.append((turn, dur_ns))
+            bare.pending.append((turn, dur_ns))
         else:
             self.steps_ns += usual_ns
         rung = self.rungs.setdefault(int(turn.rung), RungAccount())
-        rung.add(turn, dur_ns - usual_ns if usual_ns is not None else None, around_ns)
+        rung.add(turn, dur_ns - usual_ns if usual_ns is not None else None, between_ns)
         self._sum_up()
 
     def _settle(self, bare: Bare) -> None:
@@ -257,13 +261,13 @@ class Account:
         Describing and warm-up steps are left out: at the first steps of a kind the program itself warms up.
         """
         usual_ns = bare.ns
-        if usual_ns is None or not bare.awaited:
+        if usual_ns is None or not bare.pending:
             return
-        for turn, dur_ns in bare.awaited:
+        for turn, dur_ns in bare.pending:
             self.steps_ns += usual_ns
             if turn.timed:
-                self.rungs[int(turn.rung)].tell(turn, dur_ns - usual_ns)
-        bare.awaited.clear()
+                self.rungs[int(turn.rung)].add_difference(turn, dur_ns - usual_ns)
+        bare.pending.clear()
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -289,7 +293,7 @@ class Account:
             "wall_ns": monotonic_ns() - self.began_ns,
             "spent_ns": round(self.spent_ns),
             "inside_ns": round(sum(rung.inside.total_ns + rung.once_ns for rung in self.rungs.values())),
-            "around_ns": self._around_ns + sum(rung.around_ns for rung in self.rungs.values()),
+            "around_ns": self._between_ns + sum(rung.between_ns for rung in self.rungs.values()),
             "after_ns": round(self._after.total_ns + self._beside.total_ns),
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,

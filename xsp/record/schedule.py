@@ -81,7 +81,7 @@ class Plan:
         self.upcoming: Turn | None = None
         """The turn of its next recorded step, once chosen."""
 
-    def took(self, turn: Turn) -> None:
+    def add_turn(self, turn: Turn) -> None:
         """Count a turn that was planned for another kind and was used by a step of this one."""
         if turn.describe:
             self.described = True
@@ -89,7 +89,7 @@ class Plan:
             self.block.remove(turn.rung)
         self.taken += 1
 
-    def gave(self, turn: Turn) -> None:
+    def return_turn(self, turn: Turn) -> None:
         """Take back a turn of this kind that was used by a step of another one."""
         if turn.describe:
             self.described = False
@@ -205,7 +205,7 @@ class Schedule:
             self._warmed += 1
         else:
             plan.tried += 1
-            plan.took(turn)
+            plan.add_turn(turn)
         if turn.timed:
             self.repeats[turn.rung] += 1
         if turn.timed and not plan.block:
@@ -228,8 +228,8 @@ class Schedule:
             self._since += 1
             self._since_ns += dur_ns
         elif turn.kept and self._planned is not None and actual is not self._planned:
-            self._planned.gave(turn)
-            actual.took(turn)
+            self._planned.return_turn(turn)
+            actual.add_turn(turn)
 
     def passed(self, kind: int, steps: int, taken_ns: int) -> None:
         """Count bare steps that ran without a turn."""
@@ -248,7 +248,7 @@ class Schedule:
     def abandoned(self, turn: Turn) -> None:
         """Take back the turn of a step that was abandoned."""
         if turn.kept and self._planned is not None:
-            self._planned.gave(turn)
+            self._planned.return_turn(turn)
             if turn.timed:
                 self.repeats[turn.rung] -= 1
 
@@ -289,7 +289,7 @@ class Schedule:
     def _choose(self, plan: Plan) -> Turn:
         """Return the next turn of a kind, which is not bare."""
         if self._warmed < self.warmup:
-            return Turn(self._warming(self._warmed % len(self.rungs)), timed=False, describe=False)
+            return Turn(self._warmup_rung(self._warmed % len(self.rungs)), timed=False, describe=False)
         rungs = self._in_use()
         if not plan.described:
             return Turn(rungs[-1], timed=False, describe=True)
@@ -297,7 +297,7 @@ class Schedule:
             plan.block = self._random.sample(rungs, k=len(rungs))
         return Turn(plan.block[-1], timed=True, describe=False)
 
-    def _warming(self, index: int) -> Level:
+    def _warmup_rung(self, index: int) -> Level:
         """Return the rung of a warm-up step: the deepest first."""
         return self.rungs[-1 - index]
 

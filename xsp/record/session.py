@@ -22,7 +22,7 @@ from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
-from xsp.record.settings import Settings, named, whole
+from xsp.record.settings import Settings, name_and_path, sample_count
 from xsp.record.steps import UNCLOSED, Step, Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
@@ -109,7 +109,7 @@ class profile:
             UsageError: a setting is invalid, for instance a level is unknown, or two different paths are given.
         """
         arguments = locals()
-        arguments["name"], arguments["out"] = named(name, out)
+        arguments["name"], arguments["out"] = name_and_path(name, out)
         settings = Settings(
             **{field.name: arguments[field.name] for field in fields(Settings) if field.name in arguments}
         )
@@ -333,11 +333,11 @@ class profile:
         if quiet.left:
             if not quiet.by_mark:
                 quiet.left -= 1
-                return quiet.passing
+                return quiet.stretch_step
             if quiet.left > 1:
                 quiet.marked()
-                return quiet.passing
-        samples = whole(batch_size) if batch_size is not None else None
+                return quiet.stretch_step
+        samples = sample_count(batch_size) if batch_size is not None else None
         if samples is None and batch_size is not None:
             self.note("prof.step(batch_size=…) got no whole number above 0: the samples of these steps are unknown")
         step = Step(self._steps, samples)

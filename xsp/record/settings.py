@@ -64,9 +64,9 @@ class Settings:
         if self.warmup is not None and self.warmup < 0:
             raise UsageError(f"warmup={self.warmup}: the number of warm-up steps cannot be negative; write 0 or more")
         if self.batch_size is not None:
-            if whole(self.batch_size) is None:
+            if sample_count(self.batch_size) is None:
                 raise UsageError(f"batch_size={self.batch_size!r}: not a whole number of samples; write 1 or more")
-            object.__setattr__(self, "batch_size", whole(self.batch_size))
+            object.__setattr__(self, "batch_size", sample_count(self.batch_size))
         if self.only is not None and self.only not in rungs:
             names = ", ".join(map(rung_name, rungs))
             raise UsageError(f"{self.only.name} is not among the rungs {names}; name one of them")
@@ -95,7 +95,7 @@ class Settings:
         return [*options, *([] if self.samples else ["--no-samples"])]
 
 
-def whole(samples: object) -> int | None:
+def sample_count(samples: object) -> int | None:
     """Return a number of samples (of NumPy, or a tensor) as a Python integer; None if it is not one above 0."""
     try:
         number = operator.index(samples)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def whole(samples: object) -> int | None:
     return number if number > 0 else None
 
 
-def named(name: object, out: str | os.PathLike[str] | None) -> tuple[str, str | os.PathLike[str] | None]:
+def name_and_path(name: object, out: str | os.PathLike[str] | None) -> tuple[str, str | os.PathLike[str] | None]:
     """Return the name of a run and its directory; a path may have been given in place of the name.
 
     A `Path`, or text with a prefix that only paths have (`/`, `~/`, `./`, `runs/`), is a path: the run goes there, and

@@ -54,7 +54,7 @@ class Steps:
         """Native id of the thread of the last step."""
 
         self.seen = self.skipped = 0
-        self.taken = threading.Lock()
+        self.lock = threading.Lock()
         """Held by the open step."""
 
         self.quiet = Quiet(self)
@@ -65,12 +65,12 @@ class Steps:
         self.after_ns = self.waited_ns = 0
         """Nanoseconds that xsp took after the last step, and that the program has waited for data since."""
 
-        self._own: identity.Identity
+        self._identity: identity.Identity
         self._writer: Writer
 
     def begin(self, own: identity.Identity, writer: Writer) -> None:
         """Set the identity of the run and the process that stores its steps."""
-        self._own, self._writer, self.storing.writer = own, writer, writer
+        self._identity, self._writer, self.storing.writer = own, writer, writer
 
     def listener(self, inner: Listener | None) -> Listener:
         """Return the listener for the collectors' signals at the program's boundaries.
@@ -105,7 +105,7 @@ class Steps:
     @property
     def rank(self) -> int:
         """Number of this process in its job."""
-        return self._own.rank
+        return self._identity.rank
 
     # --- the lifecycle of a step ----------------------------------------------------------------------
 
@@ -114,10 +114,10 @@ class Steps:
         self.skipped += 1
         self.collecting.note("xsp", "steps that began while another one was being recorded were not recorded")
 
-    def turn_away(self) -> None:
+    def reject(self) -> None:
         """Drop a step that was admitted and did not begin."""
         self.skipped += 1
-        self.taken.release()
+        self.lock.release()
 
     def next_turn(self, by_call: bool) -> Turn:
         """Return the turn of a step that begins.
@@ -137,7 +137,7 @@ class Steps:
 
     def caller(self) -> identity.Caller | None:
         """Return the parent span of a step: the program's own, or the run's, if its trace is shared; else None."""
-        own = self._own
+        own = self._identity
         return identity.caller_here() or (identity.Caller(own.trace_id, own.span_id) if own.shared else None)
 
     def enter_in_loop(self, step: Step) -> int | None:
@@ -153,7 +153,7 @@ class Steps:
             self.usage.forget()
         usage = self.usage.since() if turn.bare else (UNKNOWN, UNKNOWN)
         self.loop.add((
-            self._own.rank, step.number, 1, kind.number, turn.rung, steady, step.start_ns, dur_ns,
+            self._identity.rank, step.number, 1, kind.number, turn.rung, steady, step.start_ns, dur_ns,
             step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number, *usage,
         ))  # fmt: skip
         self.waited_ns = 0
@@ -184,11 +184,11 @@ class Steps:
         if block_spans and self.stored:
             anchor = self.clock.anchor()
             rows = [clock.on_epoch(span, anchor) for span in block_spans]
-            self._writer.store(self.seen, rows, self._common(trace_id=self._own.trace_id), b"", 0)
+            self._writer.store(self.seen, rows, self._common(trace_id=self._identity.trace_id), b"", 0)
 
     def _common(self, **values: Any) -> dict[str, Any]:
         """Return the values that rows have in common, by column."""
-        return {**values, "process": self._own.process, "rank": self._own.rank}
+        return {**values, "process": self._identity.process, "rank": self._identity.rank}
 
     def release(self, step: Step, counts: bool) -> None:
         """Count the cost of a closed step, show progress, and let the next step begin.
@@ -219,7 +219,7 @@ class Steps:
                 if step.turn.bare:
                     self.quiet.begin()
             finally:
-                self.taken.release()
+                self.lock.release()
 
     def forget(self) -> None:
         """Leave everything to the parent, in a forked child: no step ends here, and no collector notes anything."""
@@ -281,7 +281,7 @@ class Step:
     def __enter__(self) -> Step:
         entered_ns, steps = clock.monotonic_ns(), self._steps
         self.was_entered = True
-        if not steps.taken.acquire(blocking=False):
+        if not steps.lock.acquire(blocking=False):
             steps.skip()
             return self
         try:
@@ -293,7 +293,7 @@ class Step:
             if steps.left_ns >= 0:
                 self.since_ns = steps.left_ns - steps.after_ns
                 self.waited_ns, self.own_ns = entered_ns - steps.left_ns, steps.after_ns
-            taken_ns = steps.storing.look()
+            taken_ns = steps.storing.poll()
             entered_ns, self.own_ns = entered_ns + taken_ns, self.own_ns + taken_ns
             self.is_disturbed = steps.storing.is_underway
             self.is_steady = steps.schedule.is_steady
@@ -308,7 +308,7 @@ class Step:
             steps.outline.thread = None
             if hasattr(self, "span_id"):
                 blocks.leave(self.span_id)
-            steps.turn_away()
+            steps.reject()
             raise
         self._recording, steps.open = True, self
         self.before_ns = clock.monotonic_ns() - entered_ns
@@ -350,7 +350,7 @@ class Step:
                 steps.collecting.settle(self._on)
                 self.end_ns = clock.monotonic_ns()
             self._recording, self._status, steps.open = False, status, None
-            self._take_in()
+            self._finish()
         except BaseException as error:
             steps.storing.lost += self.turn.kept and steps.storing.accounted == accounted_before
             if not isinstance(error, Exception) or processes.raised_by_handler(error):  # meant for the program
@@ -382,7 +382,7 @@ class Step:
                 raise
             steps.collecting.note("xsp", f"a step could not be left out: {type(error).__name__}: {error}")
         finally:
-            steps.taken.release()
+            steps.lock.release()
 
     def _drop(self) -> None:
         """Switch off what is still on, and discard what it saw: nothing of it becomes part of another step."""
@@ -400,7 +400,7 @@ class Step:
         """Its outcome as a number."""
         return Status.OK if self._status == "ok" else Status.UNCLOSED if self._status == UNCLOSED else Status.ERROR
 
-    def _take_in(self) -> None:
+    def _finish(self) -> None:
         steps = self._steps
         if not self.turn.bare:
             self._switch_off()

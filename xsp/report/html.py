@@ -172,7 +172,7 @@ def _as_json(data: Any) -> str:
 
 def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
     """Return the data that the page shows of one kind of step."""
-    trace.hold(MOST_HELD)
+    trace.load_into_memory(MOST_HELD)
     with ThreadPoolExecutor(1) as executor:  # both spend most of their time in the engine
         drawing = executor.submit(timeline.timeline, trace, most_spans, table.cursor(trace.con))
         answers = Answers(trace)

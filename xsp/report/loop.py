@@ -84,7 +84,7 @@ def _prepare(trace: Trace) -> bool:
     Waiting for data counts as such, whether it was before the step or in it. `most` is null in a step that is left out
     of the means.
     """
-    trace.once(
+    trace.create_temp_table(
         "loop_rows",
         f"""
         WITH {UNDISTURBED}

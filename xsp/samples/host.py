@@ -48,7 +48,7 @@ class Host(Source):
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         return None
 
-    def read(self, seldom: bool) -> Iterator[Reading]:
+    def read(self, include_slow: bool) -> Iterator[Reading]:
         """Yield resident memory and CPU use, and once a second the machine's available memory and core clocks."""
         pages = _words(self._own / "statm")
         if len(pages) > 1:
@@ -57,7 +57,7 @@ class Host(Source):
             used = self._cores(name, ticks)
             if used is not None:
                 yield Reading(name, "cores", used)
-        if seldom:
+        if include_slow:
             yield from self._memory()
             yield from self._clocks()
 

@@ -123,25 +123,25 @@ class Reason(NamedTuple):
 
     bit: int
     name: str
-    held: bool
+    throttles: bool
     """Whether this reason slows the device down; an idle device and clocks set by the user do not count."""
     harm: bool = False
     """Whether cooling or power is faulty; a power cap is normal at full load."""
 
 
 REASONS: tuple[Reason, ...] = (
-    Reason(0x001, "idle", held=False),
-    Reason(0x002, "clocks set by the user", held=False),
-    Reason(0x004, "power cap", held=True),
-    Reason(0x008, "hardware slowdown", held=True, harm=True),
-    Reason(0x010, "sync boost group", held=True),
-    Reason(0x020, "too hot, driver", held=True, harm=True),
-    Reason(0x040, "too hot, hardware", held=True, harm=True),
-    Reason(0x080, "power brake", held=True, harm=True),
-    Reason(0x100, "display clocks", held=False),
+    Reason(0x001, "idle", throttles=False),
+    Reason(0x002, "clocks set by the user", throttles=False),
+    Reason(0x004, "power cap", throttles=True),
+    Reason(0x008, "hardware slowdown", throttles=True, harm=True),
+    Reason(0x010, "sync boost group", throttles=True),
+    Reason(0x020, "too hot, driver", throttles=True, harm=True),
+    Reason(0x040, "too hot, hardware", throttles=True, harm=True),
+    Reason(0x080, "power brake", throttles=True, harm=True),
+    Reason(0x100, "display clocks", throttles=False),
 )
 
-HELD = sum(reason.bit for reason in REASONS if reason.held)
+HELD = sum(reason.bit for reason in REASONS if reason.throttles)
 """Mask of the bits that mean throttling."""
 
 ALL_BITS = sum(reason.bit for reason in REASONS)
@@ -152,7 +152,7 @@ WHILE = f"""
                lead(time_ns) OVER (PARTITION BY rank, device ORDER BY time_ns) AS to_ns
         FROM samples WHERE name = '{MASK}'
     ),
-    why AS (SELECT * FROM (VALUES {", ".join(f"({r.bit}, '{r.name}', {r.held}, {r.harm})" for r in REASONS)},
+    why AS (SELECT * FROM (VALUES {", ".join(f"({r.bit}, '{r.name}', {r.throttles}, {r.harm})" for r in REASONS)},
                                   ({1 << 62}, 'unknown to this version of xsp', false, false))
             AS known(bit, reason, held, harm)),
     reasons AS (
@@ -186,7 +186,7 @@ class _Figure(NamedTuple):
     unit: str
     read: Callable[[Any, Any], float]
     """Function of the module and the device's handle; raises NVMLError, or AttributeError if the package is too old."""
-    seldom: bool = False
+    is_slow: bool = False
 
 
 class Nvml(Source):
@@ -230,14 +230,14 @@ class Nvml(Source):
             self._notes[ORDER_UNKNOWN] = set()
         return None if visible.handles else "NVML shows no device that the program may use"
 
-    def read(self, seldom: bool) -> Iterator[Reading]:
+    def read(self, include_slow: bool) -> Iterator[Reading]:
         """Yield the figures of each device; once a second also the limit, the highest clock and the processes."""
         for device, handle in self._devices.items():
             for figure in _FIGURES:
-                if not figure.seldom or seldom:
+                if not figure.is_slow or include_slow:
                     yield from self._figure(device, figure, handle)
             yield from self._energy_used(device, handle)
-            if seldom:
+            if include_slow:
                 yield from self._processes(device, handle)
 
     def notes(self) -> Iterator[str]:

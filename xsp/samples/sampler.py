@@ -117,7 +117,7 @@ class Sampler:
         seldom_due = due
         while not self._ended.wait(max(0, due - time.monotonic_ns()) / 1e9):
             start = time.monotonic_ns()
-            now = self._read_all(start, seldom=start >= seldom_due)
+            now = self._read_all(start, include_slow=start >= seldom_due)
             seldom_due = start + SELDOM_NS if start >= seldom_due else seldom_due
             if now - last_store >= PORTION_NS:
                 self._store()
@@ -125,14 +125,14 @@ class Sampler:
             missed = max(0, (now - due) // self._interval_ns)
             self._missed += missed
             due += (missed + 1) * self._interval_ns
-        self._read_all(time.monotonic_ns(), seldom=True)  # so that even a short run has a reading
+        self._read_all(time.monotonic_ns(), include_slow=True)  # so that even a short run has a reading
         self._store()
 
-    def _read_all(self, start: int, seldom: bool) -> int:
+    def _read_all(self, start: int, include_slow: bool) -> int:
         """Read every source and return the time after that; the time of a figure is the middle of its source's read."""
         for source in self._sources:
             before = clock.monotonic_ns()
-            readings = list(source.read(seldom))
+            readings = list(source.read(include_slow))
             time_ns = (before + clock.monotonic_ns()) // 2 + self._clock.anchor().offset_ns
             self._rows += [
                 Sample(time_ns, self._rank, reading.device, reading.name, reading.unit, reading.value)

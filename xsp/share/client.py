@@ -17,7 +17,7 @@ from typing import Any
 
 from xsp import clock
 from xsp.errors import ShareError
-from xsp.record.blocks import span, took
+from xsp.record.blocks import add_span, span
 from xsp.share import pages, store, weights, wire
 
 PATIENCE_S = 300.0
@@ -202,7 +202,7 @@ def request_attachment(
             raise
         block.name = f"{named}.hit" if answer["hit"] else f"{named}.miss"
         for name, start_ns, end_ns in answer["spans"]:  # the copy may have begun earlier, for another process
-            took(name, min(max(start_ns, began_ns), end_ns), end_ns)
+            add_span(name, min(max(start_ns, began_ns), end_ns), end_ns)
     return connection, answer, descriptors
 
 

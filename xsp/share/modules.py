@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from xsp.errors import ShareError
+from xsp.errors import ShareError, first_line
 from xsp.record.blocks import span
 from xsp.scrub import plain
 from xsp.share import client, devices, driver, wire
@@ -166,7 +166,7 @@ def _ordinal(device: str | torch.device) -> int | None:
     try:
         resolved = torch.device(device)
     except RuntimeError as error:
-        raise ShareError(f"device={device!r}: {str(error).splitlines()[0]}") from None
+        raise ShareError(f"device={device!r}: {first_line(error)}") from None
     if resolved.type == "cpu":
         return None
     if resolved.type != "cuda" or torch.version.hip is not None:
@@ -178,7 +178,7 @@ def _ordinal(device: str | torch.device) -> int | None:
     try:
         return torch.cuda.current_device()
     except (RuntimeError, AssertionError) as error:
-        raise ShareError(f"device={str(device)!r}: {str(error).splitlines()[0]}") from None
+        raise ShareError(f"device={str(device)!r}: {first_line(error)}") from None
 
 
 Held = client.AttachedWeights | DeviceWeights
@@ -447,4 +447,4 @@ def _saved(weights: Mapping[str, torch.Tensor]) -> int:
             save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()})
         )
     except (AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ShareError(f"the state dict cannot be shared: {str(error).splitlines()[0]}") from error
+        raise ShareError(f"the state dict cannot be shared: {first_line(error)}") from error

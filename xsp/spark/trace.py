@@ -72,9 +72,9 @@ class SparkTrace(Trace):
         answer: duckdb.DuckDBPyRelation = self.con.execute(query, params)
         return answer
 
-    def once(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
+    def create_temp_table(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Create a table on the cluster, unless this trace has created it; it exists until the end of the session."""
-        if not self.has_made(name):
+        if not self.has_temp_table(name):
             self.con.keep(name, query, params)
             self._made.add(name)
 

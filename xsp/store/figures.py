@@ -40,13 +40,13 @@ class Measured:
     shares: tuple[float | None, ...] = (None, None, None)
     """The median, the 90th and the 99th percentile."""
 
-    def take_own(self, durations: list[float]) -> None:
+    def set_from_own_rung(self, durations: list[float]) -> None:
         """Compute the statistics from the durations at the own rung."""
         self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
         self.ends = summary.interval(durations)
         self.shares = tuple(summary.percentile(durations, share) for share in _SHARES)
 
-    def take_bare(self, steps: Sequence[iterations.BareStep]) -> None:
+    def set_from_bare_steps(self, steps: Sequence[iterations.BareStep]) -> None:
         """Compute the statistics from steady bare steps, in the order in which they ran."""
         self.steps, self.mean = min(iterations.count_of(steps), _MOST), iterations.mean_ns(steps)
         self.ends = iterations.bare_interval(steps)

@@ -48,7 +48,7 @@ class BareStep(NamedTuple):
     step: int
     dur_ns: float
     samples: int | None
-    passing_ns: float = 0.0
+    idle_hook_ns: float = 0.0
     """Nanoseconds that were subtracted, because collectors slow a step even while they record nothing."""
 
     place: int = 0
@@ -111,7 +111,7 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     ).fetchall()
     if len(rows) < ENOUGH:
         return []
-    passing = passing_of(con, run) if any(steps > 1 for *_, steps in rows) else IdleHookCost()
+    passing = idle_hook_cost(con, run) if any(steps > 1 for *_, steps in rows) else IdleHookCost()
     subtracted = [passing.of(dur_ns) if steps > 1 else 0.0 for _, dur_ns, *_, steps in rows]
     return [
         BareStep(step, dur_ns - subtracted_ns, samples, subtracted_ns, place, 0.0 if steps > 1 else own_ns, steps)
@@ -154,7 +154,7 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     """Return the 95 % interval of the trimmed mean of bare steps, in the order in which they ran.
 
     The subtracted time is an estimate, so the interval allows for zero to twice this time. Its lower end also
-    allows for steps that had not settled (`unsettled`) and for evictions by xsp's work between steps (`evicted`).
+    allows for steps that had not settled (`settling_ns`) and for evictions by xsp's work between steps (`eviction_ns`).
 
     Returns:
         None for fewer than three steps.
@@ -162,9 +162,9 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     ends = spread_interval(steps)
     if ends is None:
         return None
-    subtracted_ns = max(step.passing_ns for step in steps)
+    subtracted_ns = max(step.idle_hook_ns for step in steps)
     return summary.Interval(
-        max(0.0, ends.lo - subtracted_ns - unsettled(steps) - evicted(steps)), ends.hi + subtracted_ns
+        max(0.0, ends.lo - subtracted_ns - settling_ns(steps) - eviction_ns(steps)), ends.hi + subtracted_ns
     )
 
 
@@ -179,7 +179,7 @@ def spread_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     return None if ends is None else summary.Interval(min(ends.lo, middle), max(ends.hi, middle))
 
 
-def unsettled(steps: Sequence[BareStep]) -> float:
+def settling_ns(steps: Sequence[BareStep]) -> float:
     """Return how much slower steady steps are because some are near a recorded one; 0 if there are too few steps.
 
     Rows that contain one of the first `NEAR` steps of a series of steady steps are compared with the later ones. In
@@ -192,7 +192,7 @@ def unsettled(steps: Sequence[BareStep]) -> float:
     return max(0.0, mean_ns(near) - mean_ns(far)) * count_of(near) / count_of(steps)
 
 
-def evicted(steps: Sequence[BareStep]) -> float:
+def eviction_ns(steps: Sequence[BareStep]) -> float:
     """Return by how much steps may be slower because xsp's work before each evicts some of their code and data.
 
     This work starts on cold caches in each iteration too: loading its own cache lines takes as long as reloading the
@@ -224,7 +224,7 @@ class IdleHookCost(NamedTuple):
         return min(self.warm_ns + coldness * max(0.0, self.cold_ns - self.warm_ns), dur_ns * MOST_PASSING)
 
 
-def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> IdleHookCost:
+def idle_hook_cost(con: duckdb.DuckDBPyConnection, run: Run) -> IdleHookCost:
     """Return the cost of idle collectors for the spans of a step, according to the calibration.
 
     Args:

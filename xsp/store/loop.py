@@ -50,12 +50,22 @@ def append(run: Path, rows: bytes, offset_ns: int) -> None:
     """
     if not rows:
         return
-    values = array.array("q", rows)
+    values = _numbers(rows)
     for index in range(_START, len(values), _WIDTH):
         values[index] += offset_ns
+    if sys.byteorder == "big":
+        values.byteswap()
     with open(run / rundir.LOOP_ROWS, "ab") as file:
         file.truncate(file.tell() // ROW_BYTES * ROW_BYTES)  # a full disk may have cut off the last row
         file.write(values.tobytes())
+
+
+def _numbers(content: bytes) -> array.array[int]:
+    """Return 64-bit little-endian integers as numbers of this machine."""
+    numbers = array.array("q", content)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 def create_table(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
@@ -114,11 +124,8 @@ def _read(con: duckdb.DuckDBPyConnection, file: Path) -> None:
 
 def _rows(file: Path) -> list[tuple[Any, ...]]:
     """Return the complete rows of a file of numbers; a last row that was cut off by a kill is dropped."""
-    values = array.array("q")
     content = file.read_bytes()
-    values.frombytes(content[: len(content) // ROW_BYTES * ROW_BYTES])
-    if sys.byteorder == "big":
-        values.byteswap()
+    values = _numbers(content[: len(content) // ROW_BYTES * ROW_BYTES])
     columns: list[Sequence[Any]] = [values[index::_WIDTH] for index in range(_WIDTH)]
     for index, name in enumerate(_NAMES):
         if name in _UNKNOWN:

@@ -349,11 +349,11 @@ def _measured(
         for key, rung, durations in batch:
             rung_of_key = rungs_by_key[key]
             if rung_of_key is not None and rung == rung_of_key.level:
-                measured[key].take_own(durations)
-            if rung == rungs[-1].level:
+                measured[key].set_from_own_rung(durations)
+            if rungs and rung == rungs[-1].level:  # without rungs, calls in steps that raised
                 measured[key].raw = summary.trimmed_mean(durations)
     if step_key is not None and rungs and rungs[0].level == BARE:
-        measured[step_key].take_bare(iterations.steady_steps(con, run))
+        measured[step_key].set_from_bare_steps(iterations.steady_steps(con, run))
     return measured
 
 

@@ -139,7 +139,7 @@ class _Operator:
 
 def make(trace: Trace) -> None:
     """Make the table `own_times` of the operators of the merged step, unless this trace has made it."""
-    if trace.has_made(TABLE):
+    if trace.has_temp_table(TABLE):
         return
     table.create(trace.con, "own_times_found", _COLUMNS)
     batch: list[tuple[Any, ...]] = []
@@ -149,12 +149,12 @@ def make(trace: Trace) -> None:
             table.insert(trace.con, "own_times_found", batch, _COLUMNS)
             batch.clear()
     table.insert(trace.con, "own_times_found", batch, _COLUMNS)
-    trace.once(TABLE, "SELECT * FROM own_times_found")
+    trace.create_temp_table(TABLE, "SELECT * FROM own_times_found")
 
 
 def _operators(trace: Trace) -> Iterator[_Row]:
     """Yield the operators, thread by thread, outer operators first."""
-    trace.once(
+    trace.create_temp_table(
         "own_times_of",
         f"""
         WITH ran AS (

@@ -167,7 +167,7 @@ class Trace:
         """Return the result of a SQL query on `spans`, `merged`, `loop` and `samples`."""
         return self.con.sql(query, params=params)
 
-    def hold(self, most: int) -> None:
+    def load_into_memory(self, most: int) -> None:
         """Copy the spans of a run directory into memory, so that queries do not read its files each time.
 
         Args:
@@ -183,14 +183,14 @@ class Trace:
                 self.con.execute(f"DROP VIEW {name}")
                 self.con.execute(f"ALTER TABLE held_{name} RENAME TO {name}")
 
-    def once(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
+    def create_temp_table(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Make a temporary table that several analyses start from, unless this trace has already made it."""
-        if not self.has_made(name):
+        if not self.has_temp_table(name):
             self.con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", params)
             self._made.add(name)
 
-    def has_made(self, name: str) -> bool:
-        """Return whether `once` has made the table."""
+    def has_temp_table(self, name: str) -> bool:
+        """Return whether `create_temp_table` has made the table."""
         return name in self._made
 
     def has(self, level: Level) -> bool:

@@ -46,7 +46,7 @@ def library_calls(trace: Trace, table: str = "merged") -> str:
     around the outermost of such calls; if there is none, of the outermost call. So the operator of device work is
     `coalesce(op_id, parent_id)`, joined by rank, trace and parent. `called` is the call's library.
     """
-    trace.once(
+    trace.create_temp_table(
         name := f"library_calls_of_{table}",
         f"""
         WITH RECURSIVE up(rank, trace_id, span_id, called, outermost, above_id, calls) AS (
@@ -227,5 +227,5 @@ def kernels(trace: Trace) -> str:
     else:
         selftimes.make(trace)
         prepared = f"{_ON_HOST}, {_OPS_ON_HOST}, {_KERNELS}"
-    trace.once("attributed_kernels", f"WITH {prepared} SELECT * FROM kernels")
+    trace.create_temp_table("attributed_kernels", f"WITH {prepared} SELECT * FROM kernels")
     return "kernels AS (SELECT * FROM attributed_kernels)"

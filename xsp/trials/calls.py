@@ -42,15 +42,17 @@ class ChannelsLast(Trial):
             changed += 1
         inputs = sum(_needs_channels_last(torch, tensor) for tensor in _tensors((args, dict(kwargs))))
         if not changed and not inputs:
-            self.not_for(f"{_name(module)}: channels-last already" if kept else f"{_name(module)}: no convolutions")
+            self.record_reason(
+                f"{_name(module)}: channels-last already" if kept else f"{_name(module)}: no convolutions"
+            )
             return
         if not changed and not kept:
-            self.not_for(f"{_name(module)}: no convolutions")
+            self.record_reason(f"{_name(module)}: no convolutions")
             return
         module.register_forward_pre_hook(
             lambda called, positional, keywords: _last(torch, (positional, keywords)), with_kwargs=True
         )
-        self.did(f"{_name(module)}: {changed} weights and {inputs} inputs made channels-last")
+        self.record_change(f"{_name(module)}: {changed} weights and {inputs} inputs made channels-last")
 
 
 class InferenceMode(Trial):
@@ -63,10 +65,10 @@ class InferenceMode(Trial):
         import torch
 
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            self.not_for(f"{_name(module)}: gradients are off already")
+            self.record_reason(f"{_name(module)}: gradients are off already")
             return
         wrap_forward(module, torch.inference_mode)
-        self.did(f"{_name(module)}: called in inference mode")
+        self.record_change(f"{_name(module)}: called in inference mode")
 
 
 class Autocast(Trial):
@@ -88,10 +90,10 @@ class Autocast(Trial):
             "cpu" if tensor is None else tensor.device.type
         )
         if torch.is_autocast_enabled(device):
-            self.not_for(f"{_name(module)}: called under autocast already")
+            self.record_reason(f"{_name(module)}: called under autocast already")
             return
         wrap_forward(module, lambda: torch.autocast(device, dtype=getattr(torch, self.value)))
-        self.did(f"{_name(module)}: called under autocast of {self.value}")
+        self.record_change(f"{_name(module)}: called under autocast of {self.value}")
 
 
 class Float32(Trial):
@@ -111,12 +113,12 @@ class Float32(Trial):
         device = "cpu" if first is None else first.device.type
         if torch.is_autocast_enabled(device):
             wrap_forward(module, lambda: torch.autocast(device, enabled=False))
-            self.did(f"{_name(module)}: called without the autocast that is around it")
+            self.record_change(f"{_name(module)}: called without the autocast that is around it")
         tensors = [*module.parameters(), *module.buffers()]
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float32}
         if not dtypes:
             if not self.applied:
-                self.not_for(f"{_name(module)}: its weights are float32 already")
+                self.record_reason(f"{_name(module)}: its weights are float32 already")
             return
         module.float()
 
@@ -129,7 +131,7 @@ class Float32(Trial):
         module.register_forward_pre_hook(give, with_kwargs=True)
         if len(dtypes) == 1:
             module.register_forward_hook(take)
-        self.did(f"{_name(module)}: weights and inputs of {', '.join(sorted(map(str, dtypes)))} as float32")
+        self.record_change(f"{_name(module)}: weights and inputs of {', '.join(sorted(map(str, dtypes)))} as float32")
 
 
 _BACKENDS = {
@@ -154,7 +156,7 @@ class Sdpa(Trial):
 
             backend = getattr(SDPBackend, _BACKENDS[self.value])
             wrap_forward(module, lambda: sdpa_kernel([backend]))
-            self.did(f"{_name(module)}: called with the back end {self.value}")
+            self.record_change(f"{_name(module)}: called with the back end {self.value}")
             return
         switched = 0
         for inner in module.modules():
@@ -162,10 +164,10 @@ class Sdpa(Trial):
                 inner.fused_attn = True
                 switched += 1
         if switched:
-            self.did(f"{_name(module)}: {switched} attention layers switched to scaled_dot_product_attention")
+            self.record_change(f"{_name(module)}: {switched} attention layers switched to scaled_dot_product_attention")
         self._of_transformers(module)
         if not self.applied:
-            self.not_for(
+            self.record_reason(
                 f"{_name(module)}: its attention has no switch, or is switched already; attention that its code "
                 "computes itself can only be changed there"
             )
@@ -175,7 +177,7 @@ class Sdpa(Trial):
             implementation = getattr(getattr(inner, "config", None), "_attn_implementation", None)
             if implementation not in (None, "sdpa") and hasattr(inner, "set_attn_implementation"):
                 inner.set_attn_implementation("sdpa")
-                self.did(f"{type(inner).__name__}: attention by sdpa instead of {implementation}")
+                self.record_change(f"{type(inner).__name__}: attention by sdpa instead of {implementation}")
 
 
 class Compile(Trial):
@@ -193,17 +195,17 @@ class Compile(Trial):
         import torch
 
         if isinstance(module, torch._dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None):
-            self.not_for(f"{_name(module)}: compiled already")
+            self.record_reason(f"{_name(module)}: compiled already")
             return
         first = next(iter(module.parameters()), None)
         if first is None:
             return  # for example a loss
         missing = _no_compiler(first.device.type)
         if missing:
-            self.not_for(missing)
+            self.record_reason(missing)
             return
         module.compile(**({"mode": self.value} if self.value not in ("", "default") else {}))
-        self.did(f"{_name(module)}: compiled")
+        self.record_change(f"{_name(module)}: compiled")
 
 
 def _no_compiler(device: str) -> str | None:

@@ -34,7 +34,7 @@ class FoldBatchNorm(Trial):
         import torch
 
         if module.training:
-            self.not_for(f"{type(module).__name__}: in training mode, where batch norm cannot be folded")
+            self.record_reason(f"{type(module).__name__}: in training mode, where batch norm cannot be folded")
             return
         for inner in module.modules():
             if isinstance(inner, torch.nn.modules.batchnorm._BatchNorm):
@@ -70,7 +70,9 @@ class FoldBatchNorm(Trial):
         self._hooks, self._returned, self._pairs, self._calls = [], {}, {}, {}
         if not pairs:
             if not self.reasons:
-                self.not_for(f"{type(module).__name__}: no batch norm in evaluation mode directly follows a layer")
+                self.record_reason(
+                    f"{type(module).__name__}: no batch norm in evaluation mode directly follows a layer"
+                )
             return
         undo_steps: list[Any] = []
         try:
@@ -83,12 +85,14 @@ class FoldBatchNorm(Trial):
                 undo()
             raise
         if undo_steps and error is not None and error <= CLOSE:
-            self.did(f"{type(module).__name__}: {len(undo_steps)} batch norms folded")
+            self.record_change(f"{type(module).__name__}: {len(undo_steps)} batch norms folded")
             return
         for undo in reversed(undo_steps):
             undo()
         reason = "results cannot be compared" if error is None else f"results differed by {error:.1e}: fold undone"
-        self.not_for(f"{type(module).__name__}: {reason if undo_steps else 'none of its batch norms can be folded'}")
+        self.record_reason(
+            f"{type(module).__name__}: {reason if undo_steps else 'none of its batch norms can be folded'}"
+        )
 
 
 def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any], undo_steps: list[Any]) -> None:

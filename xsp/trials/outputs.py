@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,19 @@ class Outputs:
 
     def __init__(self) -> None:
         self._kept: dict[str, list[dict[str, Any]]] = {}
-        self._names: dict[int, str] = {}
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._modules = 0  # counted: the dictionary forgets modules that a program makes for one step
 
     def keep(self, module: Any, result: Any) -> None:
         """Keep the result of a call if it is one of the first."""
-        name = self._names.setdefault(id(module), f"{type(module).__name__} {len(self._names) + 1}")
+        name = self._names.get(module)
+        if name is None:
+            self._modules += 1
+            name = self._names[module] = f"{type(module).__name__} {self._modules}"
+        if self._modules > MODULES:
+            return
         calls = self._kept.setdefault(name, [])
-        if len(self._names) > MODULES or len(calls) >= CALLS:
+        if len(calls) >= CALLS:
             return
         calls.append({"tensors": [_plain(tensor) for tensor in tensors(result, exact=True)]})
 

@@ -28,12 +28,12 @@ class Threads(Trial):
 
         torch.set_num_threads(self.threads)
         torch.set_num_threads = self._ignored  # type: ignore[assignment]
-        self.did(f"torch computes with {self.threads} threads")
+        self.record_change(f"torch computes with {self.threads} threads")
 
     def _ignored(self, threads: int) -> None:
-        self.did(f"the program's set_num_threads({threads}) is ignored")
+        self.record_change(f"the program's set_num_threads({threads}) is ignored")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         return f"torch already computed with {self.threads} threads" if facts.get("threads") == self.threads else None
 
@@ -51,9 +51,9 @@ class Interop(Trial):
 
         torch.set_num_interop_threads(self.threads)
         torch.set_num_interop_threads = lambda nthreads: None
-        self.did(f"up to {self.threads} operators at once")
+        self.record_change(f"up to {self.threads} operators at once")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         same = facts.get("interop") == self.threads
         return f"torch already ran up to {self.threads} operators at once" if same else None
@@ -71,7 +71,7 @@ class OneDnn(Trial):
         import torch
 
         if not torch.backends.mkldnn.is_available():
-            self.not_for("this torch has no oneDNN")
+            self.record_reason("this torch has no oneDNN")
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See `Trial`."""
@@ -87,9 +87,9 @@ class OneDnn(Trial):
 
         if not torch._C._get_mkldnn_enabled():
             torch._C._set_mkldnn_enabled(True)
-            self.did("oneDNN is switched on")
+            self.record_change("oneDNN is switched on")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         return "oneDNN was already on" if facts.get("onednn") else None
 
@@ -115,11 +115,11 @@ class Malloc(Trial):
         """See `Trial`."""
         library, version = platform.libc_ver()
         if library != "glibc":
-            self.not_for(f"the C library is {library or 'unknown'}, and this trial needs glibc")
+            self.record_reason(f"the C library is {library or 'unknown'}, and this trial needs glibc")
             return
-        self.did(f"glibc {version} keeps up to {self.KEPT_GIB} GiB of free memory")
+        self.record_change(f"glibc {version} keeps up to {self.KEPT_GIB} GiB of free memory")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         setting = facts.get("malloc")
         return f"the allocator was already set to keep memory: {setting}" if setting else None
@@ -139,13 +139,13 @@ class Tf32(Trial):
         import torch
 
         if not torch.cuda.is_available():
-            self.not_for("there is no GPU")
+            self.record_reason("there is no GPU")
             return
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
-        self.did("TF32 is allowed")
+        self.record_change("TF32 is allowed")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         return "TF32 was already allowed" if facts.get("matmul_precision") in ("high", "medium") else None
 
@@ -162,12 +162,12 @@ class CudnnBenchmark(Trial):
         import torch
 
         if not torch.backends.cudnn.is_available() or not torch.cuda.is_available():
-            self.not_for("there is no cuDNN")
+            self.record_reason("there is no cuDNN")
             return
         torch.backends.cudnn.benchmark = True
-        self.did("cuDNN chooses by timing")
+        self.record_change("cuDNN chooses by timing")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         return "cuDNN already chose by timing" if facts.get("cudnn_benchmark") else None
 

@@ -63,15 +63,15 @@ class Trial:
     def after(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Change a module, after its first call."""
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """Return why a program with these facts of its run without the trial needs no change, or None if it does."""
         return None
 
-    def did(self, what: str) -> None:
+    def record_change(self, what: str) -> None:
         """Record a change."""
         self.applied[what] = None
 
-    def not_for(self, why: str) -> None:
+    def record_reason(self, why: str) -> None:
         """Record why something was not changed."""
         self.reasons[why] = None
 

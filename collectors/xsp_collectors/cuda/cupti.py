@@ -62,7 +62,7 @@ class CuptiActivities(DeviceCollector):
         self._starting_thread = 0
         self._stopping_thread = 0
         self._counts: Counter[str] = Counter()
-        self._said: set[str] = set()
+        self._notes: set[str] = set()
 
     # --- requirements ---------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class CuptiActivities(DeviceCollector):
         self._process, self._is_open, self._refused = os.getpid(), True, False
         self._injection.install(too_late=_cuda_is_in_use())
         if (text := libcupti.mismatch(self._parts)) is not None:
-            self._said.add(text)
+            self._notes.add(text)
         if self._outcome is not None or _cuda_is_in_use():
             self._take()
 
@@ -119,7 +119,7 @@ class CuptiActivities(DeviceCollector):
             return
         self._is_open = False
         self._injection.remove()
-        self._said.update(self._injection.notes(self._counts["library calls"], self._counts["kernels"]))
+        self._notes.update(self._injection.notes(self._counts["library calls"], self._counts["kernels"]))
         if self._ranges.unfinished:
             self._counts["NVTX ranges that had not ended with the block"] += self._ranges.unfinished
         self._ranges = Ranges()
@@ -180,8 +180,8 @@ class CuptiActivities(DeviceCollector):
             if loss not in ("kernels", "library calls") and count:
                 yield f"{count} {loss}"
                 self._counts[loss] = 0
-        yield from sorted(self._said)
-        self._said.clear()
+        yield from sorted(self._notes)
+        self._notes.clear()
 
     def _host(self, rows: list[tuple[Activity, Row]]) -> Iterator[Span]:
         api_calls = [(kind, row) for kind, row in rows if isinstance(row, ApiCall)]
@@ -238,9 +238,9 @@ class CuptiActivities(DeviceCollector):
             dropped = self._recording.dropped()
             counts["records that CUPTI dropped because no buffer was free"] += dropped or 0
             if dropped is None:
-                self._said.add("CUPTI did not report for every step how many records it dropped")
+                self._notes.add("CUPTI did not report for every step how many records it dropped")
             if self._recording.refused:
-                self._said.add(f"CUPTI does not record {', '.join(self._recording.refused)} here")
+                self._notes.add(f"CUPTI does not record {', '.join(self._recording.refused)} here")
 
     # --- CUPTI ----------------------------------------------------------------------------------------
 

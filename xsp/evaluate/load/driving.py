@@ -136,7 +136,7 @@ class _Driver:
                 self._serve(number, int(self._schedule.batch[number]))
                 end = self._clock.now_ns()
                 self._start[number], self._end[number] = start, end
-                self._look(number)
+                self._record(number)
         except BaseException as error:
             self.error = self.error or error
             self._stopped = self._stopped or "an error"
@@ -168,12 +168,14 @@ class _Driver:
             self._next = number + 1
             return number
 
-    def _look(self, number: int) -> None:
+    def _record(self, number: int) -> None:
         if self._growth is not None:
             service = int(self._end[number] - self._start[number])
             elapsed = int(self._end[number]) - self._begin
             with self._taking:
-                self._stopped = self._stopped or self._growth.said(number, bool(self._queued[number]), service, elapsed)
+                self._stopped = self._stopped or self._growth.message(
+                    number, bool(self._queued[number]), service, elapsed
+                )
         if self._progress is not None:
             self._progress(number + 1, len(self._schedule))
 
@@ -200,7 +202,7 @@ class _Growth:
     def _clear(self) -> None:
         self._served, self._sum, self._squares = 0, 0.0, 0.0
 
-    def said(self, number: int, waited: bool, service_ns: int, elapsed_ns: int) -> str | None:
+    def message(self, number: int, waited: bool, service_ns: int, elapsed_ns: int) -> str | None:
         """Return a message if the queue grows without bound, after a request that did or did not wait in the queue."""
         if not waited:
             self._clear()

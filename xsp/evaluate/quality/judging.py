@@ -258,9 +258,9 @@ def _of_output(name: str, before: NDArray[Any], after: NDArray[Any], precision: 
     distance = _apart(before[finite], after[finite])
     detail = f"{distance:.2g} of their norm apart, {distance / unit:.3g} units in the last place of {kind}"
     if distance <= min(ROUNDING * unit, MOST_ROUNDING):
-        spread = (
-            _apart(before[finite], np.broadcast_to(before[:1], before.shape)[finite]) if len(before) > 1 else math.inf
-        )
+        spread = math.inf  # of one sample, or of a number without samples
+        if before.ndim and len(before) > 1:
+            spread = _apart(before[finite], np.broadcast_to(before[:1], before.shape)[finite])
         if distance > MOST_ROUNDING * spread:
             detail += f", but samples differ by {spread:.2g}: the outputs hardly depend on the input"
             return reason(Verdict.CANNOT_TELL, f"as little as rounding, {detail}")
