@@ -96,7 +96,9 @@ def _longer(lines: Lines, first: _Ints, number: _Ints, length: int) -> tuple[_In
     key = (number << 31) | lines.name[last]
     order = np.argsort(key, kind="stable")
     first, number = first[order], _numbered(key[order])
-    several = np.bincount(number)[number] > 1 if len(number) else inside
+    if len(number) == 0:
+        return first, number
+    several = np.bincount(number)[number] > 1
     return first[several], number[several]
 
 
