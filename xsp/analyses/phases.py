@@ -187,7 +187,7 @@ def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
                 sources,
                 (phase, OPERATORS),
                 f"SELECT '{phase}', thread, {_TIMES} FROM own_times JOIN merged USING (span_id) "
-                f"WHERE around_id IS NULL AND ({condition})",
+                f"WHERE outer_id IS NULL AND ({condition})",
             )
     return intervals, sources
 

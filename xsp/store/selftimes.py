@@ -38,7 +38,7 @@ _AT_ONCE = 100_000
 
 _COLUMNS = [
     Column("span_id", "VARCHAR", "of an operator"),
-    Column("parent_id", "VARCHAR", "the operator around it on its thread; null for an outermost one"),
+    Column("outer_id", "VARCHAR", "the operator around it on its thread; null for an outermost one"),
     Column("within_id", "VARCHAR", "the operator of the same name that did nothing but call this one; null elsewhere"),
     Column("without_ops_ns", "DOUBLE", "without the operators inside it"),
     Column("own_ns", "DOUBLE", "without the operators and the primitives inside it"),
@@ -112,7 +112,7 @@ class _Operator:
     def close(self) -> list[tuple[Any, ...]]:
         """Add the operator's figures to the operator around it, and return the rows that are ready."""
         row = self._row()
-        rows = [row, *((span_id, parent_id, row[0], *rest) for span_id, parent_id, _, *rest in self.same)]
+        rows = [row, *((span_id, outer_id, row[0], *rest) for span_id, outer_id, _, *rest in self.same)]
         outer = self.parent
         if outer is None:
             return rows
@@ -132,9 +132,9 @@ class _Operator:
         counts_bytes = row.states_bytes and (row.states_flops or not self.holds_bytes)
         computes = own_ns > row.ns / 2 or not (row.primitives or self.holds_work)
         computes = computes or (not row.primitives and (row.states_flops or counts_bytes))
-        parent_id = self.parent.row.span_id if self.parent is not None else None
+        outer_id = self.parent.row.span_id if self.parent is not None else None
         computes = computes and row.is_busy
-        return row.span_id, parent_id, None, without_ops_ns, own_ns, row.scale, computes, counts_bytes
+        return row.span_id, outer_id, None, without_ops_ns, own_ns, row.scale, computes, counts_bytes
 
 
 def make(trace: Trace) -> None:

@@ -120,7 +120,7 @@ _ON_HOST = f"""
 
 WHOLE_NS = f"""(
     SELECT sum({NS})::DOUBLE FROM merged LEFT JOIN own_times USING (span_id)
-    WHERE own_times.span_id IS NOT NULL AND around_id IS NULL
+    WHERE own_times.span_id IS NOT NULL AND outer_id IS NULL
        OR kind = '{Kind.PRIMITIVE}' AND coalesce(parent_id, '') NOT IN (SELECT span_id FROM own_times)
 )"""
 """Time of the outermost operators, and of primitives outside all operators: the sum of kernels without a device."""
